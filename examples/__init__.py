@@ -1,0 +1,1 @@
+"""What people run and read: demo, benchmarks, replay, figures."""

@@ -1,0 +1,1 @@
+"""The paged KV cache: who owns which blocks (pool, table), the tensors (cache), and moving them (transfer)."""
