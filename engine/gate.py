@@ -4,29 +4,15 @@
     await gate.operator("attention")
 
 Nobody asked the drive to park: the await returns at once, after one attribute read; no lock, no event loop. Somebody
-did: the coroutine suspends right there, and its frame, with every activation in it, is the saved state (FlowPrefill,
-section on operator-level preemption; here without a blocked thread).
+did: the coroutine suspends right there, and its frame, with every activation in it, is the saved state. This is
+FlowPrefill's operator-level preemption without a blocked thread behind each suspended prefill.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from enum import IntEnum
 
-
-class Preempt(IntEnum):
-    """Where a gate may stop, from coarse to fine. Each level stops wherever the coarser ones do."""
-
-    NEVER = 0
-    SLICE = 1  # between slices; nothing inside a forward pass
-    LAYER = 2
-    HALF_LAYER = 3  # after attention's output projection and after the MLP
-    OPERATOR = 4
-
-
-# The last operator of a layer, of each family of MLP; and the last operator of the attention half.
-_LAYER_ENDS = frozenset({"down_proj", "combine"})
-_HALF_LAYER_ENDS = _LAYER_ENDS | {"o_proj"}
+from scheduling.preempt import Preempt
 
 
 class Gate:
@@ -45,19 +31,11 @@ class Gate:
         self.last = ""
 
     def operator(self, name: str) -> Gate:
-        """Report that operator `name` is done. Await the result: `await gate.operator("o_proj")`."""
+        """Report that operator `name` is done. Await what comes back: `await gate.operator("o_proj")`."""
         self.passed += 1
         self.last = name
         return self
 
     def __await__(self) -> Generator[None]:
-        if self.park_requested and self.may_stop():
+        if self.park_requested and self.level.stops_at(self.last):
             yield
-
-    def may_stop(self) -> bool:
-        """Whether the level lets the drive stop at the boundary it has just reached."""
-        if self.level == Preempt.OPERATOR:
-            return True
-        if self.level == Preempt.HALF_LAYER:
-            return self.last in _HALF_LAYER_ENDS
-        return self.level == Preempt.LAYER and self.last in _LAYER_ENDS
