@@ -77,6 +77,7 @@ class Request:
     label: str = ""  # the workload type or SLO class, for reports
     computed: int = 0
     state: State = State.WAITING
+    admitted: bool = False  # holds KV blocks for its whole prompt
     alone: bool = False  # retried after its cohort failed: it must not take others with it again
 
     @property

@@ -1,0 +1,134 @@
+"""With whom? Who crosses the layers together with the head.
+
+A batch policy sees the other waiting requests in priority order and returns the shares of one slice, the head's
+first. `free_blocks` is what the KV pool can still give; the head's own need has been checked before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from scheduling.plan import Plan, Share, next_share
+from scheduling.predictor import Predict
+from scheduling.request import Request
+
+Misfit = Literal["skip", "stop"]
+
+
+def blocks_needed(request: Request, block_size: int) -> int:
+    """Blocks a request still has to be given: the whole prompt's at admission, none later."""
+    return 0 if request.admitted else -(-len(request.prompt) // block_size)
+
+
+@dataclass(slots=True)
+class Forming:
+    """A slice in the making: what it holds, and whether one more request fits in the pool."""
+
+    free_blocks: int
+    block_size: int
+    shares: list[Share] = field(default_factory=list)
+    tokens: int = 0
+
+    def fits(self, request: Request) -> bool:
+        return blocks_needed(request, self.block_size) <= self.free_blocks
+
+    def add(self, share: Share) -> None:
+        self.shares.append(share)
+        self.tokens += share.tokens
+        self.free_blocks -= blocks_needed(share.request, self.block_size)
+
+
+class Batch(Protocol):
+    def form(
+        self, head: Share, others: Iterable[Request], plan: Plan, predict: Predict, now: float, forming: Forming
+    ) -> Sequence[Share]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """One request at a time."""
+
+    def form(
+        self, head: Share, others: Iterable[Request], plan: Plan, predict: Predict, now: float, forming: Forming
+    ) -> Sequence[Share]:
+        return [head]
+
+
+@dataclass(frozen=True, slots=True)
+class FillBudget:
+    """DistServe: whole prompts while their tokens sum to at most `budget`, up to the first that does not fit.
+
+    A longer prompt runs alone. (In DistServe's code it would block the queue for ever.)
+    """
+
+    budget: int = 4096
+
+    def __post_init__(self) -> None:
+        _check_budget(self.budget)
+
+    def form(
+        self, head: Share, others: Iterable[Request], plan: Plan, predict: Predict, now: float, forming: Forming
+    ) -> Sequence[Share]:
+        forming.add(head)
+        for request in others:
+            share = next_share(plan, request)
+            if forming.tokens + share.tokens > self.budget or not forming.fits(request):
+                break
+            forming.add(share)
+        return forming.shares
+
+
+@dataclass(frozen=True, slots=True)
+class SLOAware:
+    """FlowPrefill's Algorithm 1: add requests in priority order while the head still makes its deadline.
+
+    budget           tokens in a slice (paper: about 4K is a good balance; released code: 2,048)
+    margin           share of the head's TTFT target kept in reserve (paper: 0; released code: 0.1)
+    on_misfit        a request over the budget or the pool: look further, or stop
+    on_late          a request that would make the head late: look further (paper), or stop (released code)
+    long_head_alone  a head with more tokens left than the budget takes nobody along, even beside a chunk that would
+                     leave room (released code)
+    """
+
+    budget: int = 4096
+    margin: float = 0.0
+    on_misfit: Misfit = "skip"
+    on_late: Misfit = "skip"
+    long_head_alone: bool = False
+
+    def __post_init__(self) -> None:
+        _check_budget(self.budget)
+        if not 0 <= self.margin < 1:
+            raise ValueError(f"margin must be at least 0 and below 1 of the TTFT target, got {self.margin}")
+        for name in ("on_misfit", "on_late"):
+            if getattr(self, name) not in ("skip", "stop"):
+                raise ValueError(f"{name} must be 'skip' or 'stop', got {getattr(self, name)!r}")
+
+    def form(
+        self, head: Share, others: Iterable[Request], plan: Plan, predict: Predict, now: float, forming: Forming
+    ) -> Sequence[Share]:
+        forming.add(head)
+        if self.long_head_alone and head.request.remaining > self.budget:
+            return forming.shares
+        time_left = head.request.deadline - now - self.margin * (head.request.slo.ttft or 0.0)
+        parts = [head.part]
+        for request in others:
+            share = next_share(plan, request)
+            if forming.tokens + share.tokens > self.budget or not forming.fits(request):
+                if self.on_misfit == "stop":
+                    break
+                continue
+            if predict([*parts, share.part]) > time_left:
+                if self.on_late == "stop":
+                    break
+                continue
+            forming.add(share)
+            parts.append(share.part)
+        return forming.shares
+
+
+def _check_budget(budget: int) -> None:
+    if budget < 1:
+        raise ValueError(f"token budget must be at least 1, got {budget}")

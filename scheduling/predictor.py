@@ -1,0 +1,48 @@
+"""How long will this prefill take? The TTFT predictor that slack and SLO-aware batching rest on.
+
+FlowPrefill fits a polynomial of the batch's total tokens. That over-predicts merged short prompts, because attention
+is quadratic in each prompt, not in their sum. The terms here are those of the work itself:
+
+    seconds = per_step + per_token * tokens + per_pair * (query, key) pairs
+
+where a prompt of n new tokens after c cached ones has n * c + n * (n + 1) / 2 pairs. The fit lives in
+engine/profile.py; its error is kept beside the coefficients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+# One sequence's share of a forward pass: (tokens already cached, new tokens).
+Part = tuple[int, int]
+Predict = Callable[[Iterable[Part]], float]
+
+
+def attention_pairs(context: int, tokens: int) -> float:
+    """(query, key) pairs of `tokens` new causal rows after `context` cached ones."""
+    return tokens * context + tokens * (tokens + 1) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Coefficients in seconds. `error_mean` and `error_max`: relative errors of the fit on its own samples."""
+
+    per_step: float
+    per_token: float
+    per_pair: float = 0.0
+    error_mean: float = 0.0
+    error_max: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("per_step", "per_token", "per_pair"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"predictor.{name} must not be negative, got {getattr(self, name)}")
+
+    def __call__(self, parts: Iterable[Part]) -> float:
+        """Seconds of one forward pass over these sequences; 0 for no work at all."""
+        rows, pairs = 0, 0.0
+        for context, tokens in parts:
+            rows += tokens
+            pairs += attention_pairs(context, tokens)
+        return self.per_step + self.per_token * rows + self.per_pair * pairs if rows else 0.0
