@@ -24,6 +24,7 @@ class KVCache:
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.dtype = dtype
         self.device = torch.device(device)
         shape = (num_blocks, block_size, kv_heads, head_dim)
         self.key = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]

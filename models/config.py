@@ -1,0 +1,152 @@
+"""What a model is, read from its config.json. Whatever would change the results and is not computed here is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from models.rope import RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Where the architectures differ. Everything else they share."""
+
+    qkv_bias: bool = False  # Qwen2 and 2.5 add a bias to q, k and v
+    qk_norm: bool = False  # Qwen3 normalises every head of q and k before RoPE
+    default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
+
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family(),
+    "Qwen2ForCausalLM": Family(qkv_bias=True),
+    "Qwen3ForCausalLM": Family(qk_norm=True, default_head_dim=128),
+}
+
+# Keys that change the results, and the only values of them that are computed here; a missing key is the first value.
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "quantization_config": (None, {}),
+    "compression_config": (None, {}),
+    "rope_interleaved": (False, None),
+    "is_encoder_decoder": (False, None),
+    "add_cross_attention": (False, None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder. Lengths and positions are in tokens."""
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    rope: RopeConfig
+    eos_token_ids: frozenset[int]
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.architecture]
+
+    @property
+    def context_length(self) -> int:
+        """The longest sequence the model is meant for: YaRN stretches its original length by its factor."""
+        stretched = int(self.rope.original_length * self.rope.factor) if self.rope.kind == "yarn" else 0
+        return max(self.max_position_embeddings, stretched)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> ModelConfig:
+        """From the JSON of config.json and, where there is one, generation_config.json.
+
+        Every EOS id that either of them names ends a generation. ValueError names the key that is missing, malformed
+        or not supported.
+        """
+        architectures = config.get("architectures") or []
+        if len(architectures) != 1 or architectures[0] not in FAMILIES:
+            supported = ", ".join(FAMILIES)
+            raise ValueError(f"config.json: architectures {architectures} not supported; supported: {supported}")
+        architecture = architectures[0]
+        family = FAMILIES[architecture]
+        for key, allowed in _ONLY.items():
+            value = config.get(key, allowed[0])
+            if value not in allowed:
+                raise ValueError(f"config.json: {key} {value!r} is not supported; {allowed[0]!r} is")
+
+        num_layers, num_heads = _count(config, "num_hidden_layers"), _count(config, "num_attention_heads")
+        hidden_size = _count(config, "hidden_size")
+        num_kv_heads = _count(config, "num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise ValueError(
+                f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+            )
+        if family.default_head_dim is None and config.get("head_dim") is None and hidden_size % num_heads:
+            raise ValueError(f"config.json: hidden_size {hidden_size} is no multiple of {num_heads} heads")
+        head_dim = _count(config, "head_dim", family.default_head_dim or hidden_size // num_heads)
+        if head_dim % 2:
+            raise ValueError(f"config.json: head_dim must be even for RoPE, got {head_dim}")
+        _refuse_sliding_window(config, architecture, num_layers)
+        eps = config.get("rms_norm_eps")
+        if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < 1:
+            raise ValueError(f"config.json: rms_norm_eps must be a small positive number, got {eps!r}")
+        max_position_embeddings = _count(config, "max_position_embeddings")
+        vocab_size = _count(config, "vocab_size")
+        return cls(
+            architecture=architecture,
+            num_layers=num_layers,
+            hidden_size=hidden_size,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            intermediate_size=_count(config, "intermediate_size"),
+            vocab_size=vocab_size,
+            max_position_embeddings=max_position_embeddings,
+            rms_norm_eps=float(eps),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            rope=RopeConfig.from_hf(config, max_position_embeddings),
+            eos_token_ids=_eos(config, "config.json") | _eos(generation_config or {}, "generation_config.json"),
+        )
+
+
+def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise ValueError(f"config.json: {key} is missing")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"config.json: {key} must be a positive whole number, got {value!r}")
+    return value
+
+
+def _eos(config: Mapping[str, Any], file: str) -> frozenset[int]:
+    """`eos_token_id` may be absent, one id or several."""
+    value = config.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+        raise ValueError(f"{file}: eos_token_id must be a token id or a list of them, got {value!r}")
+    return frozenset(ids)
+
+
+def _refuse_sliding_window(config: Mapping[str, Any], architecture: str, num_layers: int) -> None:
+    """Qwen's configs carry a window they do not use; one that some layer uses is refused."""
+    layer_types = config.get("layer_types")
+    if layer_types is not None:
+        used = any(kind != "full_attention" for kind in layer_types)
+    elif architecture == "LlamaForCausalLM":
+        used = config.get("sliding_window") is not None
+    else:
+        used = bool(config.get("use_sliding_window")) and config.get("max_window_layers", 28) < num_layers
+        used = used and config.get("sliding_window", 4096) is not None
+    if used:
+        raise ValueError("config.json: sliding-window attention is not supported; only full_attention layers are")

@@ -1,0 +1,155 @@
+"""The decoder that Llama, Qwen2.5 and Qwen3 share. Its forward pass is a coroutine that awaits a gate per operator.
+
+No `with`, no `try`, no lock stands around an await here: the executor thread enters torch.inference_mode once, and a
+parked forward pass must hold nothing that belongs to a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from models.attention import attention
+from models.batch import Batch
+from models.config import ModelConfig
+from models.linear import Linear, RMSNorm
+from models.rope import Rope, Rotation, rotate
+
+
+class Gate(Protocol):
+    """What a forward pass awaits behind each operator; engine/gate.py has the real one."""
+
+    def operator(self, name: str) -> Awaitable[None]: ...
+
+
+class MLP:
+    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer, arXiv:2002.05202). A mixture of experts would take its place."""
+
+    operators = ("gate_up_proj", "down_proj")
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.norm = RMSNorm("post_attention_layernorm", hidden, config.rms_norm_eps, dtype, device)
+        self.gate_up_proj = Linear(hidden, {"mlp.gate_proj": inner, "mlp.up_proj": inner}, False, dtype, device)
+        self.down_proj = Linear(inner, {"mlp.down_proj": hidden}, False, dtype, device)
+
+    async def __call__(self, x: torch.Tensor, gate: Gate) -> torch.Tensor:
+        """[rows, hidden] -> [rows, hidden], residual included."""
+        gated, up = self.gate_up_proj(self.norm(x)).chunk(2, dim=-1)
+        inner = F.silu(gated) * up
+        await gate.operator("gate_up_proj")
+        x = x + self.down_proj(inner)
+        await gate.operator("down_proj")
+        return x
+
+    def parameters(self, prefix: str) -> dict[str, torch.Tensor]:
+        parts = (self.norm, self.gate_up_proj, self.down_proj)
+        return {name: view for part in parts for name, view in part.parameters(prefix).items()}
+
+
+class Layer:
+    """One decoder layer: attention, then MLP, each behind its norm and added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        hidden, head_dim = config.hidden_size, config.head_dim
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        family = config.family
+        self.head_dim = head_dim
+        self.heads = [heads, kv_heads, kv_heads]
+        self.norm = RMSNorm("input_layernorm", hidden, config.rms_norm_eps, dtype, device)
+        parts = {
+            "self_attn.q_proj": heads * head_dim,
+            "self_attn.k_proj": kv_heads * head_dim,
+            "self_attn.v_proj": kv_heads * head_dim,
+        }
+        self.qkv_proj = Linear(hidden, parts, family.qkv_bias, dtype, device)
+        self.q_norm = self.k_norm = None
+        if family.qk_norm:
+            self.q_norm = RMSNorm("self_attn.q_norm", head_dim, config.rms_norm_eps, dtype, device)
+            self.k_norm = RMSNorm("self_attn.k_norm", head_dim, config.rms_norm_eps, dtype, device)
+        self.o_proj = Linear(heads * head_dim, {"self_attn.o_proj": hidden}, False, dtype, device)
+        self.mlp = MLP(config, dtype, device)
+
+    def qkv(self, x: torch.Tensor, rotation: Rotation, batch: Batch, index: int) -> torch.Tensor:
+        """[rows, hidden] -> q, [rows, heads, head_dim]; K and V of the rows go to the cache."""
+        heads = self.qkv_proj(self.norm(x)).view(len(x), -1, self.head_dim)
+        q, k, v = torch.split(heads, self.heads, dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        cache = batch.cache
+        cache.key[index].flatten(0, 1).index_copy_(0, batch.slots, rotate(k, rotation).to(cache.dtype))
+        cache.value[index].flatten(0, 1).index_copy_(0, batch.slots, v.to(cache.dtype))
+        return rotate(q, rotation).to(cache.dtype)
+
+    def parameters(self, prefix: str) -> dict[str, torch.Tensor]:
+        parts = (self.norm, self.qkv_proj, self.q_norm, self.k_norm, self.o_proj, self.mlp)
+        return {name: view for part in parts if part is not None for name, view in part.parameters(prefix).items()}
+
+
+class Model:
+    """One model on one device. Weights are uninitialised until a loader has filled `parameters_wanted()`."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        self.config = config
+        self.dtype = dtype
+        self.cache_dtype = dtype
+        self.device = torch.device(device)
+        self.operators: tuple[str, ...] = ("qkv_proj", "attention", "o_proj", *MLP.operators)
+        hidden, vocab = config.hidden_size, config.vocab_size
+        self.embed_tokens = Linear(hidden, {"model.embed_tokens": vocab}, False, dtype, self.device)
+        self.layers = [Layer(config, dtype, self.device) for _ in range(config.num_layers)]
+        self.norm = RMSNorm("model.norm", hidden, config.rms_norm_eps, dtype, self.device)
+        self.lm_head = self.embed_tokens
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(hidden, {"lm_head": vocab}, False, dtype, self.device)
+        self.rope = Rope(config.rope, config.head_dim, self.device)
+
+    def parameters_wanted(self) -> dict[str, torch.Tensor]:
+        """Every tensor name a checkpoint must hold -> the view to copy it into, which has the expected shape.
+
+        The views lie in the fused weights, so `target.copy_(source)` is the only copy. All of them are needed.
+        """
+        wanted = self.embed_tokens.parameters("")
+        for index, layer in enumerate(self.layers):
+            wanted |= layer.parameters(f"model.layers.{index}.")
+        wanted |= self.norm.parameters("")
+        if self.lm_head is not self.embed_tokens:
+            wanted |= self.lm_head.parameters("")
+        return wanted
+
+    def may_skip(self, name: str) -> bool:
+        """Whether a checkpoint tensor outside `parameters_wanted()` is no loss: what the model computes or ties itself.
+
+        Any other one means that the checkpoint is of another architecture, and a loader should refuse it.
+        """
+        tied_head = self.config.tie_word_embeddings and name == "lm_head.weight"
+        return tied_head or name.endswith("rotary_emb.inv_freq")
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """int64 [rows] -> [rows, hidden]."""
+        return F.embedding(tokens, self.embed_tokens.weight)
+
+    async def run_layers(self, x: torch.Tensor, first: int, last: int, batch: Batch, gate: Gate) -> torch.Tensor:
+        """Rows [rows, hidden] through the layers [first, last), with a gate behind every operator of each.
+
+        `x` is the whole state between layers (the residual is already added), so the layers may be run in groups,
+        any time apart. It is not changed in place.
+        """
+        rotation = self.rope.rotation(batch.positions)
+        for index in range(first, last):
+            layer = self.layers[index]
+            q = layer.qkv(x, rotation, batch, index)
+            await gate.operator("qkv_proj")
+            out = attention(q, batch, index).to(x.dtype)
+            await gate.operator("attention")
+            x = x + layer.o_proj(out)
+            await gate.operator("o_proj")
+            x = await layer.mlp(x, gate)
+        return x
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows [rows, hidden] behind the last layer -> logits, float32 [rows, vocab]."""
+        return self.lm_head(self.norm(x)).float()
