@@ -97,9 +97,9 @@ class BlockPool:
 
     # Bookkeeping below the tables, quotas and leases; nobody else calls these.
 
-    def draw(self, quota: Quota, count: int, after: int | None) -> list[int]:
+    def draw(self, quota: Quota, count: int, after: int | None, growth: int) -> list[int]:
         """Take `count` blocks off the free list for one table, charged to `quota`, which has made sure of the room."""
-        blocks = self._free.take(count, after)
+        blocks = self._free.take(count, after=after, growth=growth)
         for block in blocks:
             self._blocks[block].tables = 1
             self._blocks[block].quota = quota
@@ -206,14 +206,24 @@ class Quota:
     def block_size(self) -> int:
         return self.pool.block_size
 
+    @property
+    def block_size(self) -> int:
+        return self.pool.block_size
+
     def can_allocate(self, tokens: int) -> bool:
         return self.pool.blocks_for(tokens) <= self.free
 
-    def allocate(self, tokens: int) -> BlockTable:
-        """A new table with room for `tokens` tokens, in consecutive blocks where there are any. Raises OutOfBlocks."""
+    def allocate(self, tokens: int, grows_to: int = 0) -> BlockTable:
+        """A new table with room for `tokens` tokens, in consecutive blocks where there are any. Raises OutOfBlocks.
+
+        `grows_to` only says where: best in front of free blocks up to that many tokens. They are neither taken nor
+        promised, but they spare most sequences a gather at every step after they have been handed over and have grown.
+        """
         if tokens < 1:
             raise ValueError(f"a table is for at least 1 token, got {tokens}")
-        return BlockTable(self, tuple(self.take(self.pool.blocks_for(tokens))))
+        count = self.pool.blocks_for(tokens)
+        growth = max(0, self.pool.blocks_for(grows_to) - count)
+        return BlockTable(self, tuple(self.take(count, growth=growth)))
 
     def cost_to_adopt(self, table: BlockTable, tokens: int = 0) -> int:
         """Blocks this quota needs free to adopt `table` and grow it to hold `tokens` tokens."""
@@ -247,12 +257,13 @@ class Quota:
             if quota is not self:
                 quota.notify()
 
-    def take(self, count: int, after: int | None = None) -> list[int]:
-        """For tables: `count` blocks, best the ones right behind block `after`. Raises OutOfBlocks."""
+    def take(self, count: int, *, after: int | None = None, growth: int = 0) -> list[int]:
+        """For tables: `count` blocks, best right behind block `after`, or in front of `growth` free ones. Raises
+        OutOfBlocks."""
         if count > self.free:
             raise OutOfBlocks(self.name, count, self.free)
         self.used += count
-        return self.pool.draw(self, count, after)
+        return self.pool.draw(self, count, after, growth)
 
     def notify(self) -> None:
         for callback in self.on_freed:

@@ -28,14 +28,23 @@ class FreeRuns:
         for length, first in self._by_length:
             yield from range(first, first + length)
 
-    def take(self, count: int, after: int | None = None) -> list[int]:
+    def take(self, count: int, *, after: int | None = None, growth: int = 0) -> list[int]:
         """Remove `count` ids and return them, in as few pieces as is cheap to find: first the ids right behind `after`,
-        then the shortest run that holds what is left, else the longest runs. The caller has checked that they exist."""
+        then the shortest run that holds what is left, else the longest runs. The caller has checked that they exist.
+
+        `growth` is how many ids will be wanted behind these later. Where a run is long enough for both, its end serves:
+        the gap left there is a run of its own, too short to tempt anyone but the small.
+        """
         taken: list[int] = []
         if after is not None and after + 1 in self._length:
             taken += self._take_from(after + 1, count)
         while len(taken) < count:
             missing = count - len(taken)
+            at = bisect_left(self._by_length, (missing + growth, 0))
+            if at < len(self._by_length):
+                length, first = self._by_length[at]
+                taken += self._take_from(first, missing, skip=length - missing - growth if growth else 0)
+                continue
             at = bisect_left(self._by_length, (missing, 0))
             _, first = self._by_length[min(at, len(self._by_length) - 1)]
             taken += self._take_from(first, missing)
@@ -59,12 +68,15 @@ class FreeRuns:
             length += self._remove(first)
         self._add(first, length)
 
-    def _take_from(self, first: int, count: int) -> range:
-        """The front of the run at `first`: at most `count` ids."""
-        length = self._remove(first)
-        count = min(count, length)
-        if count < length:
-            self._add(first + count, length - count)
+    def _take_from(self, first: int, count: int, skip: int = 0) -> range:
+        """At most `count` ids of the run at `first`, behind its first `skip`."""
+        stop = first + self._remove(first)
+        if skip:
+            self._add(first, skip)
+        first += skip
+        count = min(count, stop - first)
+        if first + count < stop:
+            self._add(first + count, stop - first - count)
         return range(first, first + count)
 
     def _add(self, first: int, length: int) -> None:

@@ -88,6 +88,19 @@ def test_a_table_grows_into_the_blocks_behind_it(pool: BlockPool) -> None:
     assert second.blocks == (2, 3)
 
 
+def test_a_table_that_will_grow_is_placed_where_it_can(pool: BlockPool) -> None:
+    quota = pool.quota("prefill-0", limit=16)
+    first = quota.allocate(2 * BLOCK, grows_to=5 * BLOCK)
+    second = quota.allocate(3 * BLOCK, grows_to=5 * BLOCK)
+    third = quota.allocate(4 * BLOCK)
+    assert (first.blocks, second.blocks, third.blocks) == ((11, 12), (6, 7, 8), (0, 1, 2, 3))
+    for table in (first, second):
+        table.extend(5 * BLOCK)
+    assert (first.blocks, second.blocks) == ((11, 12, 13, 14, 15), (6, 7, 8, 9, 10))
+    assert quota.allocate(2 * BLOCK, grows_to=100 * BLOCK).blocks == (4, 5), "a wish, not a condition"
+    pool.check()
+
+
 def test_free_runs_join_on_both_sides_and_serve_the_whole_pool_again() -> None:
     order = random.Random(0)
     runs = FreeRuns(200)
@@ -380,14 +393,14 @@ class PoolMachine(RuleBasedStateMachine):
         """A live table, if there is any."""
         return list(self.written)[index % len(self.written)] if self.written else None
 
-    @rule(quota=st.integers(0, 1), tokens=st.integers(1, 30), fill=st.floats(0, 1))
-    def allocate(self, quota: int, tokens: int, fill: float) -> None:
+    @rule(quota=st.integers(0, 1), tokens=st.integers(1, 30), growth=st.integers(0, 30), fill=st.floats(0, 1))
+    def allocate(self, quota: int, tokens: int, growth: int, fill: float) -> None:
         owner = self.quotas[quota]
         if not owner.can_allocate(tokens):
             with pytest.raises(OutOfBlocks):
                 owner.allocate(tokens)
             return
-        table = owner.allocate(tokens)
+        table = owner.allocate(tokens, grows_to=tokens + growth)
         assert table.capacity - BLOCK < tokens <= table.capacity
         self.written[table] = []
         self.pay(table)
