@@ -206,10 +206,6 @@ class Quota:
     def block_size(self) -> int:
         return self.pool.block_size
 
-    @property
-    def block_size(self) -> int:
-        return self.pool.block_size
-
     def can_allocate(self, tokens: int) -> bool:
         return self.pool.blocks_for(tokens) <= self.free
 
