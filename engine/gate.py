@@ -39,3 +39,6 @@ class Gate:
     def __await__(self) -> Generator[None]:
         if self.park_requested and self.level.stops_at(self.last):
             yield
+
+    def drain(self) -> None:
+        """Wait until the device has done everything this drive queued. Nothing to wait for on a CPU."""

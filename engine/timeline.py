@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from scheduling.request import Request
 
@@ -50,8 +50,7 @@ class Event:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-class Sink(Protocol):
-    def __call__(self, event: Event) -> None: ...
+Sink = Callable[[Event], None]
 
 
 class Timeline:

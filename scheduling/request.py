@@ -74,6 +74,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     slo: SLO = field(default_factory=SLO)
     arrival: float = 0.0
+    seed: int = 0  # the request's own, or one that the engine has drawn
     label: str = ""  # the workload type or SLO class, for reports
     computed: int = 0
     state: State = State.WAITING

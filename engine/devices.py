@@ -1,0 +1,68 @@
+"""One KV pool and one set of cache tensors per device; the instances on a device hold quotas of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from engine.config import EngineConfig
+from engine.forward import LanguageModel
+from kv.cache import KVCache
+from kv.pool import BlockPool
+
+_MOST_KV_BYTES_ON_CPU = 4 << 30  # a laptop has other things to do with its memory
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A model where it runs, and the K and V of its sequences. `held_bytes_per_token`: what one token of a parked
+    prefill keeps alive, activations and KV together."""
+
+    model: LanguageModel
+    pool: BlockPool
+    cache: KVCache
+    held_bytes_per_token: int
+
+    @classmethod
+    def lay_out(cls, model: LanguageModel, decode_model: LanguageModel | None, config: EngineConfig) -> list[Device]:
+        """One device for all instances, or one for the prefill and one for the decode instances; pools and quotas are
+        made here. Quotas are named after the instances."""
+        prefills = [f"prefill-{i}" for i in range(config.prefill_instances)]
+        decodes = [f"decode-{i}" for i in range(config.decode_instances)]
+        if decode_model is not None:
+            return [
+                cls._with_quotas(model, config, {name: 1 / len(prefills) for name in prefills}),
+                cls._with_quotas(decode_model, config, {name: 1 / len(decodes) for name in decodes}),
+            ]
+        shares = {name: config.prefill_share / len(prefills) for name in prefills}
+        shares |= {name: (1 - config.prefill_share) / len(decodes) for name in decodes}
+        return [cls._with_quotas(model, config, shares)]
+
+    @classmethod
+    def _with_quotas(cls, model: LanguageModel, config: EngineConfig, shares: dict[str, float]) -> Device:
+        shape = model.config
+        dtype, size = model.cache_dtype, config.block_size
+        kv_bytes_per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+        blocks = config.num_blocks or (config.kv_bytes or _free_bytes(model.device)) // (kv_bytes_per_token * size)
+        if blocks < len(shares):
+            raise ValueError(f"{blocks} KV blocks of {size} tokens are too few for {len(shares)} instances")
+        cache = KVCache(shape.num_layers, blocks, size, shape.num_kv_heads, shape.head_dim, dtype, model.device)
+        pool = BlockPool(blocks, size)
+        for name, share in shares.items():
+            pool.quota(name, max(1, int(blocks * share)))
+        # Alive between two operators at worst: the residual stream, and the gated and up halves of the MLP.
+        activations = (2 * shape.hidden_size + 3 * shape.intermediate_size) * model.dtype.itemsize
+        return cls(model, pool, cache, activations + kv_bytes_per_token)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.pool.num_blocks * self.cache.bytes_per_block
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Memory to give to K and V: most of what a GPU has left, a quarter of what a host has."""
+    if device.type == "cuda":
+        return int(0.8 * torch.cuda.mem_get_info(device)[0])
+    return min(_MOST_KV_BYTES_ON_CPU, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)

@@ -1,0 +1,49 @@
+"""What a client of the engine receives, and the engine's own side of a request: its choices and its outputs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kv.table import BlockTable
+from scheduling.request import Request
+
+Finish = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One token of one choice, or the end of one choice, or both. `token` is None where only the end is told."""
+
+    index: int
+    token: int | None = None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    finish: Finish | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Choice:
+    """One of the n continuations of a request: its tokens so far, and the blocks that hold its K and V.
+
+    The cache holds the prompt and all generated tokens but the last, which the next decode step computes.
+    """
+
+    request: Request
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    table: BlockTable | None = None
+    finish: Finish | None = None
+
+    @property
+    def cached(self) -> int:
+        return len(self.request.prompt) + len(self.tokens) - 1
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class LiveRequest(Request):
+    """A request as the engine keeps it. `outputs` ends with None, or with the exception that ended the request."""
+
+    choices: list[Choice] = field(default_factory=list)
+    outputs: asyncio.Queue[Output | Exception | None] = field(default_factory=asyncio.Queue)
