@@ -1,0 +1,106 @@
+"""The command line's engine options, shared by the server and the examples."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.profile import load_or_measure
+from models.load import load_model
+from scheduling.batch import Alone
+from scheduling.order import EDF, Late
+from scheduling.preempt import Preempt
+from scheduling.presets import PRESETS, System, preset
+from scheduling.request import SLO
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Model, system and memory options. Each of them has an effect, or is refused by name in `engine_from_args`."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--model", default="smollm2", help="toy, smollm2, a folder, or org/name of the hub")
+    group.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    group.add_argument("--decode-device", help="another device for the decode instances: K and V are copied there")
+    group.add_argument("--system", default="flowprefill", choices=tuple(PRESETS))
+    group.add_argument("--preempt", choices=[level.name.lower() for level in Preempt], help="change this answer only")
+    group.add_argument("--late", choices=[late.value for late in Late], help="what becomes of requests that are late")
+    group.add_argument("--token-budget", type=int, help="tokens in a prefill batch; default: the system's")
+    group.add_argument("--prefill-instances", type=int, default=1)
+    group.add_argument("--decode-instances", type=int, default=1)
+    group.add_argument(
+        "--prefill-threads", type=int, default=0, help="of each instance; default: its share of the cores"
+    )
+    group.add_argument("--decode-threads", type=int, default=0)
+    group.add_argument("--block-size", type=int, default=16, help="tokens in a KV block")
+    group.add_argument("--num-blocks", type=int, default=0, help="KV blocks of each device; default: by --kv-gib")
+    group.add_argument("--kv-gib", type=float, default=0.0, help="memory for K and V; default: a share of what is free")
+    group.add_argument("--park-gib", type=float, default=0.0, help="what parked prefills may keep; default: KV / 4")
+    group.add_argument("--max-model-len", type=int, default=0, help="prompt and output; default: what fits")
+    group.add_argument("--max-batch", type=int, default=32, help="choices in a decode step")
+    group.add_argument("--run-ahead", type=int, default=1, help="boundaries that CUDA kernels are queued ahead")
+    group.add_argument("--seed", type=int, default=0, help="draws the seeds of sampled requests that bring none")
+
+
+def system_from_args(args: argparse.Namespace) -> System:
+    """The preset with the answers that the command line changes. ValueError if it has no such answer."""
+    system = preset(args.system)
+    if args.preempt is not None:
+        system = replace(system, preempt=Preempt[args.preempt.upper()])
+    if args.late is not None:
+        if not isinstance(system.order, EDF):
+            raise ValueError(f"--late has no meaning for {args.system}: its order knows no deadlines")
+        system = replace(system, order=replace(system.order, late=Late(args.late)))
+    if args.token_budget is not None:
+        if isinstance(system.batch, Alone):
+            raise ValueError(f"--token-budget has no meaning for {args.system}: its requests run alone")
+        system = replace(system, batch=replace(system.batch, budget=args.token_budget))  # type: ignore[type-var]
+    return system
+
+
+def engine_from_args(args: argparse.Namespace, *, default_slo: SLO | None = None) -> Engine:
+    """Load the model, measure or look up its profile, and set the engine up; `await engine.start()` starts it.
+
+    ValueError for every bad option or model, with a message fit to be shown.
+    """
+    device = _device(args.device)
+    config = EngineConfig(
+        system=system_from_args(args),
+        prefill_instances=args.prefill_instances,
+        decode_instances=args.decode_instances,
+        prefill_threads=args.prefill_threads,
+        decode_threads=args.decode_threads,
+        block_size=args.block_size,
+        num_blocks=args.num_blocks,
+        kv_bytes=int(args.kv_gib * 2**30),
+        park_limit_bytes=int(args.park_gib * 2**30),
+        max_model_len=args.max_model_len,
+        max_batch=args.max_batch,
+        run_ahead=args.run_ahead,
+        default_slo=default_slo or SLO(),
+        seed=args.seed,
+    )
+    model = load_model(args.model, dtype=args.dtype, device=device)
+    decode_model = None
+    if args.decode_device is not None and (other := _device(args.decode_device)) != device:
+        decode_model = load_model(args.model, dtype=args.dtype, device=other)
+    prefill_threads, _ = config.threads()
+    predictor = load_or_measure(model, args.model, prefill_threads).predictor()
+    return Engine(model, replace(config, predictor=predictor), decode_model=decode_model)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device {name}: not a device torch knows; use cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device {name}: Layby runs on cpu and cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {name}: this torch sees no CUDA device")
+    return device
