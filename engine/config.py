@@ -26,7 +26,7 @@ class EngineConfig:
     prefill_share: float = 0.5  # of the blocks, where prefill and decode instances share a device
     max_model_len: int = 0  # prompt and output together; 0: what the model and the KV pool allow
     max_batch: int = 32  # choices in a decode step
-    park_limit_bytes: int = 0  # what parked prefills may keep alive; 0: a quarter of the KV memory
+    park_limit_bytes: int = 0  # of each prefill instance: what parked cohorts may keep alive; 0: most of its share
     run_ahead: int = 1  # boundaries that CUDA kernels may be queued ahead of a gate
     default_slo: SLO = field(default_factory=SLO)
     seed: int = 0  # draws the seeds of sampled requests that bring none

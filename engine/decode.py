@@ -79,7 +79,7 @@ class DecodeInstance:
         self.on_token: Callable[[Choice, Sampled, float], None]
         self.on_failed: Callable[[Request, str], None]
         self._model = model
-        self._cache = cache
+        self.cache = cache
         self._timeline = timeline
         self._max_batch = max_batch
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
@@ -121,7 +121,7 @@ class DecodeInstance:
             self.quota.adopt(table, tokens)
         else:
             theirs, table = table, self.quota.allocate(tokens)
-            copy = partial(copy_blocks, source, theirs.blocks, self._cache, table.blocks, prompt)
+            copy = partial(copy_blocks, source, theirs.blocks, self.cache, table.blocks, prompt)
             self._copies.append(_Copy(request, copy, theirs.quota.pool.lease([theirs])))
             theirs.free()
         for choice in choices:
@@ -224,7 +224,7 @@ class DecodeInstance:
             copies.extend(self._copy_on_write(choice))
         tables = [choice.table for choice in choices if choice.table is not None]
         batch = Batch.build(
-            self._cache,
+            self.cache,
             ((choice.tokens[-1:], choice.cached, table.blocks) for choice, table in zip(choices, tables, strict=True)),
         )
         draws = [Draw(row, c.request.sampling, c.request.seed, c.index, c.cached + 1) for row, c in enumerate(choices)]
@@ -251,4 +251,4 @@ class DecodeInstance:
         if pair is None:
             lease.release()
             return []
-        return [_Copy(choice.request, partial(self._cache.copy_block, *pair), lease)]
+        return [_Copy(choice.request, partial(self.cache.copy_block, *pair), lease)]

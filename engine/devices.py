@@ -10,7 +10,7 @@ import torch
 from engine.config import EngineConfig
 from engine.forward import LanguageModel
 from kv.cache import KVCache
-from kv.pool import BlockPool
+from kv.pool import BlockPool, Quota
 
 _MOST_KV_BYTES_ON_CPU = 4 << 30  # a laptop has other things to do with its memory
 
@@ -51,18 +51,19 @@ class Device:
         cache = KVCache(shape.num_layers, blocks, size, shape.num_kv_heads, shape.head_dim, dtype, model.device)
         pool = BlockPool(blocks, size)
         for name, share in shares.items():
-            pool.quota(name, max(1, int(blocks * share)))
+            pool.quota(name, max(1, int(blocks * share + 1e-6)))
         # Alive between two operators at worst: the residual stream, and the gated and up halves of the MLP.
         activations = (2 * shape.hidden_size + 3 * shape.intermediate_size) * model.dtype.itemsize
         return cls(model, pool, cache, activations + kv_bytes_per_token)
 
-    @property
-    def kv_bytes(self) -> int:
-        return self.pool.num_blocks * self.cache.bytes_per_block
+    def park_limit_bytes(self, quota: Quota) -> int:
+        """By default three quarters of an instance's blocks may belong to parked cohorts: the rest is for those who
+        overtake them. Their activations are counted too, and a GPU keeps memory free for them."""
+        return 3 * quota.limit * quota.block_size * self.held_bytes_per_token // 4
 
 
 def _free_bytes(device: torch.device) -> int:
     """Memory to give to K and V: most of what a GPU has left, a quarter of what a host has."""
     if device.type == "cuda":
-        return int(0.8 * torch.cuda.mem_get_info(device)[0])
+        return int(0.7 * torch.cuda.mem_get_info(device)[0])
     return min(_MOST_KV_BYTES_ON_CPU, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)

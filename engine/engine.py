@@ -92,7 +92,7 @@ class Engine:
                 system,
                 config.predictor,
                 quota,
-                park_limit_bytes=config.park_limit_bytes or first.kv_bytes // 4,
+                park_limit_bytes=config.park_limit_bytes or first.park_limit_bytes(quota),
                 bytes_per_token=first.held_bytes_per_token,
             )
             executor = self._make_executor(name, prefill_threads, first.model.device)

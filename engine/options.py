@@ -38,7 +38,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--block-size", type=int, default=16, help="tokens in a KV block")
     group.add_argument("--num-blocks", type=int, default=0, help="KV blocks of each device; default: by --kv-gib")
     group.add_argument("--kv-gib", type=float, default=0.0, help="memory for K and V; default: a share of what is free")
-    group.add_argument("--park-gib", type=float, default=0.0, help="what parked prefills may keep; default: KV / 4")
+    group.add_argument("--park-gib", type=float, default=0.0, help="what parked prefills may keep; default: by KV")
     group.add_argument("--max-model-len", type=int, default=0, help="prompt and output; default: what fits")
     group.add_argument("--max-batch", type=int, default=32, help="choices in a decode step")
     group.add_argument("--run-ahead", type=int, default=1, help="boundaries that CUDA kernels are queued ahead")

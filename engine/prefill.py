@@ -80,7 +80,7 @@ class PrefillInstance:
         self.late_signals = 0  # events about requests that were gone already: ignored, and counted
         self._model = model
         self._num_layers = model.config.num_layers
-        self._cache = cache
+        self.cache = cache
         self._clock = clock
         self._timeline = timeline
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
@@ -199,7 +199,7 @@ class PrefillInstance:
                 request.admitted = True
         tables = [self._tables[share.request.id] for share in shares]
         batch = Batch.build(
-            self._cache,
+            self.cache,
             (
                 (share.request.prompt[share.start : share.stop], share.start, table.blocks)
                 for share, table in zip(shares, tables, strict=True)

@@ -1,4 +1,5 @@
 """An event loop on which time costs nothing: when nothing is ready, it jumps to the next timer's exact moment.
+(Timers within asyncio's resolution, a nanosecond, fire together, in order.)
 
 There are no threads on it. What would hand work to one, or take a reply from one, raises: such a run could not be
 repeated byte for byte.

@@ -1,0 +1,34 @@
+"""What every test file may use."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: threads would only wait for each other
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+from engine.lab import Lab
+
+settings.register_profile("layby", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("layby")
+
+
+def poison_freed_blocks(lab: Lab) -> None:
+    """Fill every block that returns to a pool with NaN, so that any later read of it shows in the tokens."""
+    for instance in (*lab.engine.prefill, *lab.engine.decode):
+        instance.quota.pool.on_block_free = instance.cache.poison
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    """FlowPrefill on the counting model and virtual time, freed blocks poisoned, the books checked at the end."""
+    with Lab("flowprefill") as lab:
+        poison_freed_blocks(lab)
+        yield lab
+        lab.run()
+        lab.check()
+        assert lab.engine.idle
