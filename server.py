@@ -1,7 +1,7 @@
 """The OpenAI-compatible HTTP server: `python server.py --model smollm2`, then any OpenAI client on port 8000.
 
-The life of a call: its body is read and checked, its text becomes tokens off the event loop, the engine takes it in, and
-text comes back as it is generated. Who leaves early has their requests aborted. A first SIGTERM or Ctrl-C drains.
+The life of a call: its body is read and checked, its text becomes tokens off the event loop, the engine takes it in,
+and text comes back as it is generated. Who leaves early has their requests aborted. A first SIGTERM or Ctrl-C drains.
 """
 
 from __future__ import annotations

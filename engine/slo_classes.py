@@ -21,7 +21,7 @@ SLO_CLASSES: Final[Mapping[str, SLO]] = {
 
 
 def parse_slo_class(text: str) -> tuple[str, SLO]:
-    """`chat=250,100`: a name, then TTFT and TBT in milliseconds; one left empty is no target. ValueError if malformed."""
+    """`chat=250,100`: a name, TTFT and TBT in milliseconds; one left empty is no target. ValueError if malformed."""
     name, equals, targets = text.partition("=")
     ttft, _, tbt = targets.partition(",")
     if not name or not equals:
