@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from server_helpers import FakeEngine, serving, wait_until
 from text_helpers import BOS, EOS, SPECIAL, TEMPLATE, byte_tokenizer
 
+from engine.generation import Generation
+from engine.http import Calls, DrainingServer
 from engine.prometheus import PrometheusMetrics
 from engine.slo_classes import SLO_CLASSES, parse_slo_class
 from engine.text import TextCodec
@@ -553,9 +556,7 @@ def test_who_leaves_while_the_prompt_is_tokenised_never_reaches_the_engine() -> 
 # Drain and metrics
 
 
-def test_a_draining_server_finishes_what_it_has_and_takes_no_more(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draining_server_finishes_what_it_has_and_takes_no_more(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     with httpx.Client(base_url=api.url, timeout=60) as client:
         api.engine.hang_after = 3
         with client.stream("POST", COMPLETIONS, json={"prompt": "hi", "stream": True}) as running:
@@ -576,6 +577,29 @@ def test_calls_that_a_drain_gives_up_are_told(api: Api) -> None:
         last = running.read().decode().split("\n\n")[-2]
     assert json.loads(last.removeprefix("data: "))["error"]["type"] == "service_unavailable"
     wait_until(lambda: api.service.calls.idle)
+
+
+def test_a_second_signal_ends_what_is_running(api: Api) -> None:
+    calls = Calls()
+    server = DrainingServer(create_app(api.service), calls, drain_seconds=3600)
+    running = Generation(
+        api.service.engine, codec(), [[1], [2]], sampling=Sampling(), slo=SLO(), label="", stop=[]
+    )  # nobody reads it, so it does not finish
+    calls.begin(running)
+
+    def tick() -> bool:
+        return asyncio.run(server.on_tick(1))
+
+    assert not tick()
+    server.handle_exit(signal.SIGTERM, None)
+    assert calls.draining
+    assert not tick()
+    assert api.engine.aborted == []
+    server.handle_exit(signal.SIGTERM, None)
+    assert not tick()  # its client is being told
+    assert sorted(set(api.engine.aborted)) == [0, 1]
+    calls.end(running)
+    assert tick()
 
 
 def read_metrics(text: str) -> dict[str, float]:
