@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from scheduling.plan import Plan, Share, next_share
+from scheduling.plan import Plan, Share, later_parts, next_share
 from scheduling.predictor import Predict
 from scheduling.request import Request
 
@@ -112,7 +112,8 @@ class SLOAware:
         forming.add(head)
         if self.long_head_alone and head.request.remaining > self.budget:
             return forming.shares
-        time_left = head.request.deadline - now - self.margin * (head.request.slo.ttft or 0.0)
+        later = sum(predict([part]) for part in later_parts(plan, head.request, head.stop))  # the head's other chunks
+        time_left = head.request.deadline - now - later - self.margin * (head.request.slo.ttft or 0.0)
         parts = [head.part]
         for request in others:
             share = next_share(plan, request)
