@@ -43,7 +43,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 class Driver:
-    """One executor, one sequence, one forward pass at a time. Make it inside a running event loop."""
+    """One executor and a cache of `max_tokens` tokens. Make it inside a running event loop."""
 
     def __init__(self, model: Model, max_tokens: int, *, threads: int = 1) -> None:
         config = model.config
@@ -69,10 +69,13 @@ class Driver:
     def gate(self, level: Preempt = Preempt.OPERATOR) -> Gate:
         return self._executor.gate(level)
 
-    def prefill(self, prompt: Sequence[int], gate: Gate) -> Drive:
-        """A forward pass over a whole prompt that samples its first token, not yet started."""
-        batch = Batch.build(self.cache, [(prompt, 0, range(self.cache.num_blocks))])
-        draws = [Draw(0, Sampling(), 0, 0, len(prompt))]
+    def prefill(self, prompt: Sequence[int], gate: Gate, *, first_block: int = 0) -> Drive:
+        """A forward pass over a whole prompt, not yet started; it samples the first token, with five logprobs.
+
+        K and V go to the blocks from `first_block` on: prefills under way together must not share any.
+        """
+        batch = Batch.build(self.cache, [(prompt, 0, range(first_block, self.cache.num_blocks))])
+        draws = [Draw(0, Sampling(logprobs=5), 0, 0, len(prompt))]
         work = forward(self.model, batch, gate, rows=[len(prompt) - 1], draws=draws)
         return Drive(next(self._ids), work, gate, rows=len(prompt))
 
