@@ -113,19 +113,19 @@ class SLOAware:
         if self.long_head_alone and head.request.remaining > self.budget:
             return forming.shares
         time_left = head.request.deadline - now - self.margin * (head.request.slo.ttft or 0.0)
-        parts = [head.part]
+        extents = [head.extent]
         for request in others:
             share = next_share(plan, request)
             if forming.tokens + share.tokens > self.budget or not forming.fits(request):
                 if self.on_misfit == "stop":
                     break
                 continue
-            if predict([*parts, share.part]) > time_left:
+            if predict([*extents, share.extent]) > time_left:
                 if self.on_late == "stop":
                     break
                 continue
             forming.add(share)
-            parts.append(share.part)
+            extents.append(share.extent)
         return forming.shares
 
 
