@@ -162,6 +162,8 @@ def _run(model: LanguageModel, shape: tuple[Extent, ...], errors: list[str]) -> 
         model.cache_dtype,
         model.device,
     )
+    for tensor in (*cache.key, *cache.value):
+        tensor.zero_()  # what a later chunk finds before it
     ends = list(accumulate(blocks))
     draws = (Draw(Sampling(), seed=0, index=0, position=0),)
     parts = tuple(

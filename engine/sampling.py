@@ -51,11 +51,13 @@ def _choose(row: torch.Tensor, likeliest: int, draw: Draw) -> Sampled:
 
 
 def _draw(row: torch.Tensor, draw: Draw) -> int:
-    probabilities = torch.softmax(row / draw.sampling.temperature, dim=-1)
+    # In double precision and from the maximum down: a tiny temperature must not overflow into nonsense.
+    scaled = (row - row.max()).double() / draw.sampling.temperature
+    probabilities = torch.softmax(scaled, dim=-1)
     generator = torch.Generator().manual_seed(_mix(draw.seed, draw.index, draw.position))
     uniform = torch.rand((), generator=generator, dtype=torch.float64).item()
     ordered, tokens = probabilities.sort(descending=True, stable=True)
-    mass = ordered.double().cumsum(dim=-1)
+    mass = ordered.cumsum(dim=-1)
     # Top-p keeps the smallest set of likeliest tokens whose mass reaches top_p; the first is always in it.
     kept = int((mass < draw.sampling.top_p).sum()) + 1 if draw.sampling.top_p < 1 else len(mass)
     kept = min(kept, len(mass))

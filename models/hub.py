@@ -34,7 +34,7 @@ def resolve(name: str | Path) -> Path:
     if name == "smollm2":
         return _smollm2()
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         return folder
     if isinstance(name, str) and _REPOSITORY.fullmatch(name):
         return _in_hub_cache(name) or _download(name)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from scheduling.plan import Plan, Share, next_share
+from scheduling.plan import Plan, Share, later_extents, next_share
 from scheduling.predictor import Predict
 from scheduling.request import Request
 
@@ -112,7 +112,9 @@ class SLOAware:
         forming.add(head)
         if self.long_head_alone and head.request.remaining > self.budget:
             return forming.shares
-        time_left = head.request.deadline - now - self.margin * (head.request.slo.ttft or 0.0)
+        # The head's later chunks have to be in time too.
+        later = sum(predict([extent]) for extent in later_extents(plan, head.request, head.stop))
+        time_left = head.request.deadline - now - later - self.margin * (head.request.slo.ttft or 0.0)
         extents = [head.extent]
         for request in others:
             share = next_share(plan, request)

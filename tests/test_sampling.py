@@ -42,6 +42,12 @@ def test_a_draw_depends_on_seed_choice_and_position_and_on_nothing_else() -> Non
     assert sample(together, [[], [Draw(warm, 1, 0, 0)]])[1][0].token == token(1, 0, 0)
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-30, 1e-6])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(3)) + 40
+    assert one(logits, Sampling(temperature=temperature)).token == int(logits.argmax())
+
+
 def test_frequencies_follow_the_distribution() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     counts = Counter(one(logits, Sampling(temperature=0.7), 3, 0, i).token for i in range(4000))

@@ -18,6 +18,7 @@ from text_helpers import (
     fallback_tokenizer,
 )
 from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from engine.text import Detokenizer, PromptError, TextCodec
 
@@ -228,6 +229,22 @@ def test_templates_have_what_hugging_face_gives_them() -> None:
     )
     chat = [{"role": "user", "content": "<é>"}, {"role": "user", "content": "no"}]
     assert codec(byte_tokenizer(), template).render(chat) == '    "<é>"\n4 </s>'
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        TEMPLATE,
+        "{% for m in messages %}\n  {%- if m.role == 'user' %}\n  {{ m | tojson }}\n  {% endif %}\n{% endfor %}",
+        "{%- set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ ns.n }}"
+        "{{ m['content'] | trim }}{% endfor %}{% if tools %}no{% endif %}{{ tools is defined and tools is not none }}",
+    ],
+)
+def test_templates_render_as_in_transformers(template: str) -> None:
+    theirs = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), **SPECIAL)
+    chat = [{"role": "user", "content": " kůň <b>"}, {"role": "assistant", "content": "x"}]
+    expected = theirs.apply_chat_template(chat, chat_template=template, tokenize=False, add_generation_prompt=True)
+    assert codec(byte_tokenizer(), template).render(chat) == expected
 
 
 # Tokens by themselves
