@@ -185,6 +185,7 @@ class RequestRows:
         self.blocking = Spread()
         self._emit = emit or self.rows.append
         self._live: dict[int, _Live] = {}
+        self._cohorts: dict[tuple[str | None, int | None], tuple[int, ...]] = {}  # drive -> its requests
         self._park_requested: dict[tuple[str | None, int | None], float] = {}
         self._began: float | None = None
         self._latest = 0.0
@@ -217,10 +218,17 @@ class RequestRows:
 
     def _on_drive(self, event: Event) -> None:
         drive = (event.instance, event.drive)
-        if event.kind is Kind.PARK_REQUESTED:
-            self._park_requested[drive] = event.time
-        elif event.kind in (Kind.PARKED, Kind.COMPLETED, Kind.DRIVE_FAILED) and drive in self._park_requested:
-            self.blocking.add(event.time - self._park_requested.pop(drive))
+        match event.kind:
+            case Kind.STARTED:
+                self._cohorts[drive] = event.data["requests"]
+            case Kind.PARK_REQUESTED:
+                # Stopping work that everybody has left blocks nobody.
+                if any(request in self._live for request in self._cohorts.get(drive, ())):
+                    self._park_requested[drive] = event.time
+            case Kind.PARKED | Kind.COMPLETED | Kind.DRIVE_FAILED if drive in self._park_requested:
+                self.blocking.add(event.time - self._park_requested.pop(drive))
+        if event.kind in (Kind.COMPLETED, Kind.DRIVE_FAILED, Kind.CLOSED):
+            self._cohorts.pop(drive, None)
 
     @property
     def unfinished(self) -> list[Row]:

@@ -60,12 +60,25 @@ def test_blocking_is_from_park_request_to_parked_or_to_completion():
     rows = RequestRows()
     recorder = Recorder(rows)
     pull_over(recorder)  # 2.0 -> 2.25
-    recorder.at(8.0, Kind.STARTED, drive=2, phase="prefill", requests=[], tokens=1)
+    recorder.at(8.0, Kind.ARRIVED, make(2, "text", 1, 8.0))
+    recorder.at(8.0, Kind.STARTED, drive=2, phase="prefill", requests=[2], tokens=1)
     recorder.at(8.0, Kind.PARK_REQUESTED, drive=2)
     recorder.at(8.75, Kind.COMPLETED, drive=2)  # it was done before it could park
     recorder.at(9.0, Kind.PARKED, drive=2, boundary=1, operator="qkv_proj")  # nobody had asked: not blocking
     blocking = rows.results().blocking
     assert (blocking.n, blocking.mean, blocking.max) == (2, 0.5, 0.75)
+
+
+def test_stopping_what_everybody_has_left_blocks_nobody():
+    rows = RequestRows()
+    recorder = Recorder(rows)
+    request = make(0, "search", 4000, 0.0, ttft=5.0)
+    recorder.at(0.0, Kind.ARRIVED, request)
+    recorder.at(0.0, Kind.STARTED, drive=0, phase="prefill", requests=[0], tokens=4000)
+    recorder.at(1.0, Kind.ABORTED, request)
+    recorder.at(1.0, Kind.PARK_REQUESTED, drive=0)
+    recorder.at(1.5, Kind.PARKED, drive=0, boundary=3, operator="attention")
+    assert rows.results().blocking.n == 0
 
 
 def test_a_spread_of_nothing_has_no_mean():
