@@ -14,12 +14,11 @@ import torch
 
 from engine.clock import LiveClock
 from engine.config import EngineConfig
-from engine.executor import Drive, Failed, Finished, Reply, ThreadExecutor
-from engine.forward import forward
+from engine.executor import Drive, Failed, Finished, Forwards, Reply, ThreadExecutor
 from engine.gate import Gate
 from engine.sampling import Draw
+from engine.work import Part, Work
 from kv.cache import KVCache
-from models.batch import Batch
 from models.decoder import Model
 from scheduling.preempt import Preempt
 from scheduling.request import Sampling
@@ -52,7 +51,8 @@ class Driver:
         blocks = -(-max_tokens // BLOCK_SIZE)
         shape = (config.num_kv_heads, config.head_dim)
         self.cache = KVCache(config.num_layers, blocks, BLOCK_SIZE, *shape, model.cache_dtype, model.device)
-        self._executor = ThreadExecutor("driver", self.clock, threads=threads, device=model.device)
+        self._forwards = Forwards(model, self.cache)
+        self._executor = ThreadExecutor("driver", self.clock, self._forwards, threads=threads)
         self._replies: asyncio.Queue[Reply] = asyncio.Queue()
         self._executor.on_reply = self._replies.put_nowait
         self._ids = count()
@@ -71,10 +71,10 @@ class Driver:
 
     def prefill(self, prompt: Sequence[int], gate: Gate) -> Drive:
         """A forward pass over a whole prompt that samples its first token, not yet started."""
-        batch = Batch.build(self.cache, [(prompt, 0, range(self.cache.num_blocks))])
-        draws = [Draw(0, Sampling(), 0, 0, len(prompt))]
-        work = forward(self.model, batch, gate, rows=[len(prompt) - 1], draws=draws)
-        return Drive(next(self._ids), work, gate, rows=len(prompt))
+        draws = (Draw(Sampling(), seed=0, index=0, position=len(prompt)),)
+        layers = self.model.config.num_layers
+        work = Work(layers, (Part(prompt, 0, tuple(range(self.cache.num_blocks)), draws),), last=layers)
+        return self._forwards.drive(next(self._ids), work, gate)
 
     def start(self, drive: Drive) -> None:
         self._executor.start(drive)
