@@ -1,27 +1,26 @@
-"""The decode instance: continuous batching. One step gives every running choice its next token.
+"""Decode: continuous batching. One step gives every running choice its next token.
 
-Admission is FCFS and reserves prompt + max_tokens, so a choice that has begun never runs out of blocks. Steps are never
-parked. While a step runs, newcomers and leavers wait in the inbox; the next step sees them.
+Admission is FCFS and reserves prompt + max_tokens, so a choice that has begun never runs out of blocks. `Decodes` keeps
+the books, `DecodeInstance` runs the steps on a device of their own. While a step runs, newcomers and leavers wait in
+the inbox; the next step sees them. Steps are never parked.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 
-from engine.executor import Drive, Executor, Failed, Finished, Parked, Reply
-from engine.forward import LanguageModel, forward
+from engine.executor import Executor, Failed, Finished, Parked, Reply
+from engine.inbox import Inbox
 from engine.output import Choice
-from engine.sampling import Draw, Sampled
+from engine.sampling import Sampled
 from engine.timeline import Kind, Timeline
+from engine.work import Computed, Part, Work
 from kv.cache import KVCache
 from kv.pool import Lease, Quota
 from kv.table import BlockTable
 from kv.transfer import copy_blocks
-from models.batch import Batch
 from scheduling.preempt import Preempt
 from scheduling.request import Request
 
@@ -42,7 +41,7 @@ Event = Admitted | Gone | Reply
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
+class Copy:
     """Rows that must be moved before the next step reads or writes them; the lease keeps their source as it is."""
 
     request: Request
@@ -51,69 +50,50 @@ class _Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    choices: list[Choice]
-    copies: list[_Copy]
+class Step:
+    """One token for each of `choices`, after `copies`; the lease keeps every block that the step may touch."""
+
+    choices: Sequence[Choice]
+    parts: tuple[Part, ...]
+    copies: Sequence[Copy]
     lease: Lease
 
 
-class DecodeInstance:
-    """`on_token(choice, sampled, time)` takes each token and sets `choice.finish` when it was the last one.
-    `on_failed(request, error)` ends a request whose forward pass raised."""
+class Decodes:
+    """Choices from admission to their last token: everything about decodes but the device.
 
-    def __init__(
-        self,
-        name: str,
-        executor: Executor,
-        model: LanguageModel,
-        cache: KVCache,
-        quota: Quota,
-        timeline: Timeline,
-        max_batch: int,
-    ) -> None:
-        if max_batch < 1:
-            raise ValueError(f"max_batch must be at least 1, got {max_batch}")
-        self.name = name
-        self.executor = executor
+    `on_token(choice, sampled, time)` takes each token and sets `choice.finish` when it was the last one.
+    `on_failed(request, error)` ends a request whose forward pass raised.
+    """
+
+    def __init__(self, cache: KVCache, quota: Quota, max_batch: int) -> None:
         self.quota = quota
         self.on_token: Callable[[Choice, Sampled, float], None]
         self.on_failed: Callable[[Request, str], None]
-        self._model = model
-        self.cache = cache
-        self._timeline = timeline
+        self._cache = cache
         self._max_batch = max_batch
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._choices: list[Choice] = []  # in order of admission; the first `max_batch` take part in a step
         self._suspects: list[Choice] = []  # of a failed step: each is tried alone before anything else
-        self._copies: list[_Copy] = []  # for the next step
-        self._step: _Step | None = None
-        self._ids = count()
-        executor.on_reply = self._inbox.put_nowait
+        self._copies: list[Copy] = []  # for the next step
 
     @property
     def idle(self) -> bool:
-        return self._step is None and not self._choices and self._inbox.empty()
-
-    def post(self, event: Event) -> None:
-        self._inbox.put_nowait(event)
+        return not self._choices
 
     # Admission, at hand-over
 
     def cost(self, request: Request, table: BlockTable) -> int:
-        """Blocks this instance needs free to take over a prefilled request with all its choices."""
+        """Blocks that must be free to take over a prefilled request with all its choices."""
         tokens = len(request.prompt) + request.sampling.max_tokens
         whole = self.quota.pool.blocks_for(tokens)
         first = self.quota.cost_to_adopt(table, tokens) if self._same_pool(table) else whole
         return first + (request.sampling.n - 1) * (whole - len(request.prompt) // self.quota.block_size)
 
-    def has_room(self, request: Request, table: BlockTable) -> bool:
-        return self.cost(request, table) <= self.quota.free
-
-    def admit(self, request: Request, table: BlockTable, source: KVCache, choices: list[Choice]) -> None:
+    def reserve(self, request: Request, table: BlockTable, source: KVCache, choices: Sequence[Choice]) -> None:
         """Take over `table`, whose rows lie in `source`, and reserve all that `choices` may come to need.
 
         On one device the table changes owner and nothing is copied. From another device, the next step copies the
-        prompt's rows first, and a lease keeps them until then. Raises OutOfBlocks unless `has_room`.
+        prompt's rows first, and a lease keeps them until then. Raises OutOfBlocks if the quota has less than `cost`.
         """
         prompt = len(request.prompt)
         tokens = prompt + request.sampling.max_tokens
@@ -121,80 +101,33 @@ class DecodeInstance:
             self.quota.adopt(table, tokens)
         else:
             theirs, table = table, self.quota.allocate(tokens)
-            copy = partial(copy_blocks, source, theirs.blocks, self.cache, table.blocks, prompt)
-            self._copies.append(_Copy(request, copy, theirs.quota.pool.lease([theirs])))
+            copy = partial(copy_blocks, source, theirs.blocks, self._cache, table.blocks, prompt)
+            self._copies.append(Copy(request, copy, theirs.quota.pool.lease([theirs])))
             theirs.free()
         for choice in choices:
             choice.table = table if choice is choices[0] else table.fork(prompt, tokens)
-        self.post(Admitted(tuple(choices)))
 
     def _same_pool(self, table: BlockTable) -> bool:
         return table.quota.pool is self.quota.pool
 
-    # Events
+    # Comings and goings
 
-    async def run(self) -> None:
-        """Handle events for ever: all that have come in, then the next step if none is under way."""
-        while True:
-            self._handle(await self._inbox.get())
-            while not self._inbox.empty():
-                self._handle(self._inbox.get_nowait())
-            if self._step is None and self._choices:
-                self._start_step()
+    def admit(self, choices: Sequence[Choice]) -> None:
+        for choice in choices:
+            if choice.request.state.terminal or choice.finish is not None:
+                choice.free()
+            else:
+                self._choices.append(choice)
 
-    def _handle(self, event: Event) -> None:
-        match event:
-            case Admitted(choices):
-                for choice in choices:
-                    if choice.request.state.terminal or choice.finish is not None:
-                        self._free(choice)
-                    else:
-                        self._choices.append(choice)
-            case Gone(request):
-                for choice in [choice for choice in self._choices if choice.request is request]:
-                    self._leave(choice)
-                self._drop_copies(request)
-            case Finished(drive, time, sampled):
-                self._on_finished(drive, time, sampled)
-            case Failed(drive, time, error):
-                self._on_failed(drive, time, error)
-            case Parked():
-                raise AssertionError("a decode step was parked")
+    def leave(self, request: Request) -> None:
+        for choice in [choice for choice in self._choices if choice.request is request]:
+            self._remove(choice)
+        self._drop_copies(request)
 
-    def _on_finished(self, drive: int, time: float, sampled: list[Sampled]) -> None:
-        self._timeline.record(Kind.COMPLETED, instance=self.name, drive=drive, time=time)
-        step = self._retire()
-        for copy in step.copies:
-            copy.lease.release()
-        for choice, token in zip(step.choices, sampled, strict=True):
-            if choice.finish is None and not choice.request.state.terminal:
-                self.on_token(choice, token, time)
-            if choice.finish is not None:
-                self._leave(choice)
-
-    def _on_failed(self, drive: int, time: float, error: str) -> None:
-        """One bad request does not take its mates with it: each member of the step is tried once more, alone."""
-        self._timeline.record(Kind.DRIVE_FAILED, instance=self.name, drive=drive, time=time, error=error)
-        step = self._retire()
-        self._copies[:0] = step.copies
-        for copy in step.copies:
-            if copy.request.state.terminal:
-                self._drop_copies(copy.request)
-        if len(step.choices) > 1:
-            self._suspects.extend(step.choices)
-            return
-        request = step.choices[0].request
-        self.on_failed(request, error)
-        self._handle(Gone(request))
-
-    def _leave(self, choice: Choice) -> None:
+    def _remove(self, choice: Choice) -> None:
         if choice in self._choices:
             self._choices.remove(choice)
-        self._free(choice)
-
-    def _free(self, choice: Choice) -> None:
-        assert choice.table is not None
-        choice.table.free()
+        choice.free()
 
     def _drop_copies(self, request: Request) -> None:
         """Copies not yet under way: their targets have been freed."""
@@ -202,19 +135,14 @@ class DecodeInstance:
             copy.lease.release()
             self._copies.remove(copy)
 
-    def _retire(self) -> _Step:
-        assert self._step is not None
-        step, self._step = self._step, None
-        step.lease.release()
-        return step
+    # Steps
 
-    # The next step
-
-    def _start_step(self) -> None:
+    def next_step(self) -> Step | None:
+        """The next step's work; None if there is nothing to decode."""
         for choice in [choice for choice in self._choices if choice.finish is not None]:
-            self._leave(choice)  # stopped from outside, by a stop string
+            self._remove(choice)  # stopped from outside, by a stop string
         if not self._choices:
-            return
+            return None
         choices = self._choices[: self._max_batch]
         self._suspects = [choice for choice in self._suspects if choice in self._choices]
         if self._suspects:
@@ -222,33 +150,107 @@ class DecodeInstance:
         copies, self._copies = self._copies, []
         for choice in choices:
             copies.extend(self._copy_on_write(choice))
-        tables = [choice.table for choice in choices if choice.table is not None]
-        batch = Batch.build(
-            self.cache,
-            ((choice.tokens[-1:], choice.cached, table.blocks) for choice, table in zip(choices, tables, strict=True)),
+        tables = [choice.held for choice in choices]
+        parts = tuple(
+            Part(choice.tokens[-1:], choice.cached, table.blocks, (choice.next_draw,))
+            for choice, table in zip(choices, tables, strict=True)
         )
-        draws = [Draw(row, c.request.sampling, c.request.seed, c.index, c.cached + 1) for row, c in enumerate(choices)]
-        drive = next(self._ids)
-        gate = self.executor.gate(Preempt.NEVER)
-        before = [copy.run for copy in copies]
-        coroutine = forward(self._model, batch, gate, range(len(choices)), draws, before)
-        self._step = _Step(choices, copies, self.quota.pool.lease(tables))
-        self._timeline.record(
-            Kind.STARTED,
-            instance=self.name,
-            drive=drive,
-            phase="decode",
-            requests=tuple(choice.request.id for choice in choices),
-            tokens=len(choices),
-        )
-        self.executor.start(Drive(drive, coroutine, gate, rows=len(choices)))
+        return Step(choices, parts, copies, self.quota.pool.lease(tables))
 
-    def _copy_on_write(self, choice: Choice) -> list[_Copy]:
+    def finish_step(self, step: Step, sampled: Sequence[tuple[Sampled, ...]], time: float) -> None:
+        step.lease.release()
+        for copy in step.copies:
+            copy.lease.release()
+        for choice, (token,) in zip(step.choices, sampled, strict=True):
+            if choice.finish is None and not choice.request.state.terminal:
+                self.on_token(choice, token, time)
+            if choice.finish is not None:
+                self._remove(choice)
+
+    def fail_step(self, step: Step, error: str) -> None:
+        """One bad request does not take its mates with it: each member of the step is tried once more, alone."""
+        step.lease.release()
+        self._copies[:0] = step.copies
+        for copy in step.copies:
+            if copy.request.state.terminal:
+                self._drop_copies(copy.request)
+        if len(step.choices) > 1:
+            self._suspects.extend(step.choices)
+        else:
+            request = step.choices[0].request
+            self.on_failed(request, error)
+            self.leave(request)
+
+    def _copy_on_write(self, choice: Choice) -> list[Copy]:
         """The copy of a block that this choice shares with its siblings and is about to write to, if there is one."""
-        assert choice.table is not None
-        lease = choice.table.quota.pool.lease([choice.table])
-        pair = choice.table.writable(choice.cached)
+        lease = self.quota.pool.lease([choice.held])
+        pair = choice.held.writable(choice.cached)
         if pair is None:
             lease.release()
             return []
-        return [_Copy(choice.request, partial(self.cache.copy_block, *pair), lease)]
+        return [Copy(choice.request, partial(self._cache.copy_block, *pair), lease)]
+
+
+class DecodeInstance(Inbox[Event]):
+    """Decode steps on an executor of their own, one after the other."""
+
+    def __init__(self, name: str, decodes: Decodes, executor: Executor, num_layers: int, timeline: Timeline) -> None:
+        super().__init__()
+        self.name = name
+        self.decodes = decodes
+        self.quota = decodes.quota
+        self.executor = executor
+        self._num_layers = num_layers
+        self._timeline = timeline
+        self._step: Step | None = None
+        self._ids = 0
+        executor.on_reply = self.post
+
+    @property
+    def idle(self) -> bool:
+        return self._step is None and self.decodes.idle and self.quiet
+
+    def has_room(self, request: Request, table: BlockTable) -> bool:
+        return self.decodes.cost(request, table) <= self.quota.free
+
+    def admit(self, request: Request, table: BlockTable, source: KVCache, choices: Sequence[Choice]) -> None:
+        """Take over a prefilled request; its blocks belong to this instance at once."""
+        self.decodes.reserve(request, table, source, choices)
+        self.post(Admitted(tuple(choices)))
+
+    def handle(self, event: Event) -> None:
+        match event:
+            case Admitted(choices):
+                self.decodes.admit(choices)
+            case Gone(request):
+                self.decodes.leave(request)
+            case Finished(drive, time, Computed() as computed):
+                self._timeline.record(Kind.COMPLETED, instance=self.name, drive=drive, time=time)
+                self.decodes.finish_step(self._take_step(), computed.decode, time)
+            case Failed(drive, time, error):
+                self._timeline.record(Kind.DRIVE_FAILED, instance=self.name, drive=drive, time=time, error=error)
+                self.decodes.fail_step(self._take_step(), error)
+            case Parked():
+                raise AssertionError("a decode step was parked")
+
+    def act(self, now: float) -> None:
+        if self._step is not None or (step := self.decodes.next_step()) is None:
+            return
+        self._step = step
+        work = Work(self._num_layers, decode=step.parts, before=tuple(copy.run for copy in step.copies))
+        drive = self.executor.prepare(self._ids, work, Preempt.NEVER)
+        self._ids += 1
+        self._timeline.record(
+            Kind.STARTED,
+            instance=self.name,
+            drive=drive.id,
+            phase="decode",
+            requests=tuple(choice.request.id for choice in step.choices),
+            tokens=len(step.choices),
+        )
+        self.executor.start(drive)
+
+    def _take_step(self) -> Step:
+        assert self._step is not None
+        step, self._step = self._step, None
+        return step

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import EngineConfig
+from engine.executor import Forwards
 from engine.forward import LanguageModel
 from kv.cache import KVCache
 from kv.pool import BlockPool, Quota
@@ -55,6 +56,14 @@ class Device:
         # Alive between two operators at worst: the residual stream, and the gated and up halves of the MLP.
         activations = (2 * shape.hidden_size + 3 * shape.intermediate_size) * model.dtype.itemsize
         return cls(model, pool, cache, activations + kv_bytes_per_token)
+
+    @property
+    def num_layers(self) -> int:
+        return self.model.config.num_layers
+
+    @property
+    def forwards(self) -> Forwards:
+        return Forwards(self.model, self.cache)
 
     def park_limit_bytes(self, quota: Quota) -> int:
         """By default three quarters of an instance's blocks may belong to parked cohorts: the rest is for those who

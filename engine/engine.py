@@ -18,18 +18,16 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-import torch
-
 from engine.admission import Limits
 from engine.clock import Clock, LiveClock
 from engine.config import EngineConfig
-from engine.decode import DecodeInstance
+from engine.decode import DecodeInstance, Decodes
 from engine.devices import Device
 from engine.errors import EngineStopped, Refused, RequestFailed
-from engine.executor import Executor, ThreadExecutor
+from engine.executor import Executor, Forwards, ThreadExecutor
 from engine.forward import LanguageModel
 from engine.output import Choice, Finish, LiveRequest, Output
-from engine.prefill import PrefillInstance
+from engine.prefill import PrefillInstance, Prefills
 from engine.proxy import Handover, Proxy
 from engine.sampling import Sampled
 from engine.timeline import Kind, Timeline
@@ -37,14 +35,14 @@ from kv.table import BlockTable
 from scheduling.request import SLO, Request, Sampling, State
 from scheduling.scheduler import Scheduler
 
-MakeExecutor = Callable[[str, int, torch.device], Executor]
+MakeExecutor = Callable[[str, int, Forwards], Executor]
 
 
 class Engine:
     """One engine serves one model. `decode_model` is the same model on another device, if decodes run there: K and V
     are then copied at hand-over. Call everything on the event loop's thread.
 
-    `make_executor(name, threads, device)` is for tests and simulation; live it makes threads.
+    `make_executor(name, threads, forwards)` is for tests and simulation; live it makes threads.
     """
 
     def __init__(
@@ -64,13 +62,13 @@ class Engine:
         self.decode: list[DecodeInstance] = []
         self.error: str | None = None  # why the engine can serve no more, if a task of its own has crashed
         self._make_executor = make_executor or self._thread_executor
-        self._devices = Device.lay_out(model, decode_model, self.config)
+        self.devices = Device.lay_out(model, decode_model, self.config)
         self._live: dict[int, LiveRequest] = {}
         self._ids = count()
         self._seeds = random.Random(self.config.seed)
         self._tasks: list[asyncio.Task[None]] = []
         self._accepting = False
-        self._limits = Limits.of(self._devices, self.config)
+        self._limits = Limits.of(self.devices, self.config)
         self._eos = model.config.eos_token_ids
 
     @property
@@ -84,46 +82,36 @@ class Engine:
         """Make executors and instances, and begin to accept requests."""
         system, config = self.config.system, self.config
         prefill_threads, decode_threads = config.threads()
-        first, last = self._devices[0], self._devices[-1]
+        first, last = self.devices[0], self.devices[-1]
         for i in range(config.prefill_instances):
-            name = f"prefill-{i}"
-            quota = first.pool.quotas[name]
+            quota = first.pool.quotas[f"prefill-{i}"]
             scheduler = Scheduler(
                 system,
                 config.predictor,
                 quota,
+                first.num_layers,
                 park_limit_bytes=config.park_limit_bytes or first.park_limit_bytes(quota),
                 bytes_per_token=first.held_bytes_per_token,
             )
-            executor = self._make_executor(name, prefill_threads, first.model.device)
-            instance = PrefillInstance(
-                name, scheduler, executor, first.model, first.cache, quota, self.clock, self.timeline
-            )
-            instance.on_prefilled = self._on_prefilled
-            instance.on_refused = self._on_refused
-            instance.on_failed = self._on_failed
-            self.prefill.append(instance)
+            prefills = Prefills(quota.name, scheduler, quota, self.timeline)
+            prefills.on_prefilled = self._on_prefilled
+            prefills.on_refused = self._on_refused
+            prefills.on_failed = self._on_failed
+            executor = self._make_executor(quota.name, prefill_threads, first.forwards)
+            self.prefill.append(PrefillInstance(prefills, executor, first.num_layers, self.timeline))
         for i in range(config.decode_instances):
-            name = f"decode-{i}"
-            executor = self._make_executor(name, decode_threads, last.model.device)
-            decode = DecodeInstance(
-                name,
-                executor,
-                last.model,
-                last.cache,
-                last.pool.quotas[name],
-                self.timeline,
-                config.max_batch,
-            )
-            decode.on_token = self._on_token
-            decode.on_failed = self._on_failed
-            self.decode.append(decode)
+            quota = last.pool.quotas[f"decode-{i}"]
+            decodes = Decodes(last.cache, quota, config.max_batch)
+            decodes.on_token = self._on_token
+            decodes.on_failed = self._on_failed
+            executor = self._make_executor(quota.name, decode_threads, last.forwards)
+            self.decode.append(DecodeInstance(quota.name, decodes, executor, last.num_layers, self.timeline))
         self.proxy = Proxy(self.prefill, self.decode)
         self.proxy.on_wait = lambda request: self.timeline.record(Kind.HANDOVER_WAIT, request=request)
         self.proxy.on_admitted = self._on_admitted
         for each in self._instances:
             await each.executor.ready()
-            task = asyncio.get_running_loop().create_task(each.run(), name=each.name)
+            task = asyncio.get_running_loop().create_task(each.run(self.clock), name=each.name)
             task.add_done_callback(self._on_task_done)
             self._tasks.append(task)
         self._accepting = True
@@ -153,8 +141,8 @@ class Engine:
     def _instances(self) -> list[PrefillInstance | DecodeInstance]:
         return [*self.prefill, *self.decode]
 
-    def _thread_executor(self, name: str, threads: int, device: torch.device) -> Executor:
-        return ThreadExecutor(name, self.clock, threads=threads, device=device, run_ahead=self.config.run_ahead)
+    def _thread_executor(self, name: str, threads: int, forwards: Forwards) -> Executor:
+        return ThreadExecutor(name, self.clock, forwards, threads=threads, run_ahead=self.config.run_ahead)
 
     @property
     def accepting(self) -> bool:
@@ -222,7 +210,7 @@ class Engine:
 
     # What instances report
 
-    def _on_prefilled(self, request: Request, table: BlockTable, sampled: list[Sampled], time: float) -> None:
+    def _on_prefilled(self, request: Request, table: BlockTable, sampled: Sequence[Sampled], time: float) -> None:
         live = self._live[request.id]
         live.choices = [Choice(live, index) for index in range(live.sampling.n)]
         self.timeline.record(Kind.FIRST_TOKEN, request=request, time=time)
@@ -230,7 +218,7 @@ class Engine:
             self._take(choice, token)
         going_on = [choice for choice in live.choices if choice.finish is None]
         if going_on:
-            self.proxy.hand_over(Handover(live, table, self._devices[0].cache, going_on))
+            self.proxy.hand_over(Handover(live, table, self.devices[0].cache, going_on))
         else:
             table.free()
             self._finish_if_complete(live)

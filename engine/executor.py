@@ -19,7 +19,10 @@ from typing import Any, Protocol
 import torch
 
 from engine.clock import Clock
+from engine.forward import LanguageModel, forward
 from engine.gate import Gate
+from engine.work import Work
+from kv.cache import KVCache
 from scheduling.preempt import Preempt
 
 
@@ -53,13 +56,19 @@ OnReply = Callable[[Reply], None]
 class Drive:
     """One forward pass on its way: the coroutine is the saved state, the gate its one handle.
 
-    `rows` are the tokens computed, for executors that turn work into virtual time.
+    `boundaries`: gates that it passes in all.
     """
 
     id: int
     coroutine: Coroutine[Any, None, Any]
     gate: Gate
-    rows: int = 0
+    boundaries: int = 1
+    work: Work | None = None
+
+    @property
+    def done(self) -> float:
+        """The fraction of its operators that have been computed."""
+        return self.gate.passed / self.boundaries
 
     def close(self) -> None:
         """Drop a parked drive's state. Never call this while it runs."""
@@ -71,8 +80,8 @@ class Executor(Protocol):
 
     on_reply: OnReply
 
-    def gate(self, preempt: Preempt) -> Gate:
-        """A new gate of the kind this executor's drives await."""
+    def prepare(self, drive: int, work: Work, preempt: Preempt) -> Drive:
+        """A drive over `work` that may be parked at the level `preempt`; nothing runs yet."""
         ...
 
     def start(self, drive: Drive) -> None: ...
@@ -84,6 +93,18 @@ class Executor(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Forwards:
+    """Turns work into forward passes of one model on one device's cache."""
+
+    model: LanguageModel
+    cache: KVCache
+
+    def drive(self, drive: int, work: Work, gate: Gate) -> Drive:
+        boundaries = work.layers_crossed * len(self.model.operators)
+        return Drive(drive, forward(self.model, self.cache, work, gate), gate, boundaries, work)
 
 
 def park(drive: Drive) -> None:
@@ -112,23 +133,26 @@ def drive_on(drive: Drive, clock: Clock) -> Reply:
 class ThreadExecutor:
     """The live executor: one thread with its own share of the cores, and on CUDA its own stream."""
 
-    def __init__(
-        self, name: str, clock: Clock, *, threads: int = 1, device: torch.device | None = None, run_ahead: int = 1
-    ) -> None:
+    def __init__(self, name: str, clock: Clock, forwards: Forwards, *, threads: int = 1, run_ahead: int = 1) -> None:
         if threads < 1:
             raise ValueError(f"executor {name}: threads must be at least 1, got {threads}")
         self.on_reply: OnReply = lambda reply: None
+        self._forwards = forwards
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._threads = threads
-        self._device = device or torch.device("cpu")
+        self._device = forwards.model.device
         self._run_ahead = run_ahead
         self._inbox: SimpleQueue[Drive | None] = SimpleQueue()
         self._ready = self._loop.create_future()
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    def prepare(self, drive: int, work: Work, preempt: Preempt) -> Drive:
+        return self._forwards.drive(drive, work, self.gate(preempt))
+
     def gate(self, preempt: Preempt) -> Gate:
+        """A new gate, of the kind that bounds this device's queue."""
         if self._device.type == "cuda":
             from engine.cuda import CudaGate
 

@@ -1,18 +1,20 @@
-"""The two forward passes that executors drive. Everything they need is in their arguments: a snapshot.
+"""The forward pass that executors drive. Everything it needs is in its arguments: a snapshot.
 
-They run on an executor's thread. No `with`, no `finally`, no lock may stand around an `await` of the gate: the
+It runs on an executor's thread. No `with`, no `finally`, no lock may stand around an `await` of the gate: the
 coroutine can be suspended there, and resumed or dropped later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from engine.gate import Gate
-from engine.sampling import Draw, Sampled, sample
+from engine.sampling import Sampled, sample
+from engine.work import Computed, Part, Work
+from kv.cache import KVCache
 from models.batch import Batch
 from models.config import ModelConfig
 
@@ -44,23 +46,54 @@ class LanguageModel(Protocol):
     def head(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-async def forward(
-    model: LanguageModel,
-    batch: Batch,
-    gate: Gate,
-    rows: Sequence[int],
-    draws: Sequence[Draw],
-    before: Sequence[Callable[[], None]] = (),
-) -> list[Sampled]:
-    """All layers over `batch`, then one token for each of `draws`, whose rows count within `rows`.
+async def forward(model: LanguageModel, cache: KVCache, work: Work, gate: Gate) -> Computed:
+    """Carry out `work`: decode rows through all layers, prefill rows through theirs, then the draws.
 
-    `rows` are the batch rows whose logits are needed: the last of each prompt that is complete, every one of a decode
-    step. `before` runs first: copies of blocks (hand-over from another device, copy-on-write).
+    1. Decode rows cross the layers before the prefill's, alone.
+    2. Both cross the prefill's layers together, and share the reading of their weights.
+    3. Decode rows cross the rest. The prefill's hidden state is kept, unless these were the last layers.
     """
-    for copy in before:
+    for copy in work.before:
         copy()
-    x = model.embed(batch.tokens)
-    x = await model.run_layers(x, 0, model.config.num_layers, batch, gate)
-    sampled = sample(model.head(x[torch.tensor(rows, device=x.device)]).cpu(), draws) if rows else []
+    parts = (*work.prefill, *work.decode)
+    both = Batch.build(cache, ((part.tokens, part.context, part.blocks) for part in parts))
+    prefill_rows = sum(len(part.tokens) for part in work.prefill)
+    decode_only = both.tail(len(work.prefill)) if work.decode else both
+    prefill, decode = both.tokens[:prefill_rows], both.tokens[prefill_rows:]
+    hidden = model.embed(prefill) if work.first == 0 else work.carried.hidden
+
+    # 1.
+    x = model.embed(decode)
+    if work.decode and work.first > 0:
+        x = await model.run_layers(x, 0, work.first, decode_only, gate)
+    # 2.
+    if work.prefill:
+        x = _joined(hidden, x)
+        x = await model.run_layers(x, work.first, work.last, both, gate)
+        hidden, x = x[:prefill_rows], x[prefill_rows:]
+        work.carried.hidden = hidden if work.last < work.layers else None
+    # 3.
+    if work.decode and work.last < work.layers:
+        x = await model.run_layers(x, work.last, work.layers, decode_only, gate)
+
+    sampled = _draw(model, _joined(hidden, x), both, parts)
     gate.drain()
+    return Computed(tuple(sampled[: len(work.prefill)]), tuple(sampled[len(work.prefill) :]))
+
+
+def _joined(prefill: torch.Tensor, decode: torch.Tensor) -> torch.Tensor:
+    """Rows of both; no copy where one of them has none."""
+    if not len(decode):
+        return prefill
+    return torch.cat([prefill, decode]) if len(prefill) else decode
+
+
+def _draw(model: LanguageModel, x: torch.Tensor, batch: Batch, parts: Sequence[Part]) -> list[tuple[Sampled, ...]]:
+    """The draws of each part, from the logits of its last row; the head computes no other rows."""
+    drawing = [i for i, part in enumerate(parts) if part.draws]
+    sampled: list[tuple[Sampled, ...]] = [()] * len(parts)
+    if drawing:
+        logits = model.head(x[batch.last_rows[drawing]]).cpu()
+        for i, choices in zip(drawing, sample(logits, [parts[i].draws for i in drawing]), strict=True):
+            sampled[i] = choices
     return sampled

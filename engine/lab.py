@@ -15,11 +15,9 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.executor import Executor
+from engine.executor import Executor, Forwards
 from engine.fake import FakeModel
 from engine.forward import LanguageModel
 from engine.output import LiveRequest
@@ -66,8 +64,8 @@ class Lab:
         self.engine.timeline.add(self.events.append)
         self.loop.run_until_complete(self.engine.start())
 
-    def _make_executor(self, name: str, threads: int, device: torch.device) -> Executor:
-        return SteppingExecutor(self.loop, lambda operator, rows: self._per_operator + self._per_token * rows)
+    def _make_executor(self, name: str, threads: int, forwards: Forwards) -> Executor:
+        return SteppingExecutor(self.loop, forwards, lambda _, rows: self._per_operator + self._per_token * rows)
 
     @property
     def now(self) -> float:

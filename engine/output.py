@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.sampling import Draw
 from kv.table import BlockTable
 from scheduling.request import Request
 
@@ -39,6 +40,19 @@ class Choice:
     @property
     def cached(self) -> int:
         return len(self.request.prompt) + len(self.tokens) - 1
+
+    @property
+    def held(self) -> BlockTable:
+        """Its block table. Only for choices that a decode instance has taken over."""
+        assert self.table is not None
+        return self.table
+
+    @property
+    def next_draw(self) -> Draw:
+        return Draw(self.request.sampling, self.request.seed, self.index, self.cached + 1)
+
+    def free(self) -> None:
+        self.held.free()
 
 
 @dataclass(eq=False, repr=False, slots=True)

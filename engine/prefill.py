@@ -1,4 +1,4 @@
-"""The prefill instance: one scheduler, one executor, one task.
+"""Prefill: carry out what the scheduler decides. `Prefills` keeps the books, `PrefillInstance` runs them on a device.
 
     event -> tell the scheduler -> decide(now) -> carry the decision out
 
@@ -7,20 +7,18 @@ Events arrive in one inbox and are handled one at a time on the loop thread, whi
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
-from engine.clock import Clock
 from engine.executor import Drive, Executor, Failed, Finished, Parked, Reply, abandon, park
-from engine.forward import LanguageModel, forward
+from engine.inbox import Inbox
 from engine.sampling import Draw, Sampled
 from engine.timeline import Kind, Timeline
-from kv.cache import KVCache
+from engine.work import Carried, Computed, Part, Work
 from kv.pool import Lease, Quota
 from kv.table import BlockTable
-from models.batch import Batch
 from scheduling.cohort import Cohort
+from scheduling.preempt import Preempt
 from scheduling.request import Request
 from scheduling.scheduler import Decision, Scheduler
 
@@ -32,199 +30,231 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The request has ended (aborted, refused, stopped): let go of what is held for it."""
+    """The request has ended from outside: let go of what is held for it."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksFreed:
-    pass
+    """Reason enough for a new decision."""
 
 
 Event = Arrived | Gone | BlocksFreed | Reply
 
 
 @dataclass(eq=False, slots=True)
-class _Running:
-    """A cohort on its way: its drive, and the lease on the blocks that the forward pass may still touch."""
+class Passage:
+    """A cohort on its way through the layers: the blocks it may still touch, the hidden state it carries from one
+    layer group to the next, and its present drive, if one is running or suspended."""
 
     cohort: Cohort
-    drive: Drive
     lease: Lease
+    tables: tuple[BlockTable, ...]  # of the cohort's shares
+    carried: Carried = field(default_factory=Carried)
+    drive: Drive | None = None
 
 
-class PrefillInstance:
-    """`on_prefilled(request, table, sampled, time)` takes over a complete prompt and its blocks: one sampled first
-    token for each of the request's n choices. `on_refused(request, why)` and `on_failed(request, error)` end a request
-    that never gets that far."""
+class Prefills:
+    """The scheduler's decisions as work, and results as events: everything about prefills but the device.
 
-    def __init__(
-        self,
-        name: str,
-        scheduler: Scheduler,
-        executor: Executor,
-        model: LanguageModel,
-        cache: KVCache,
-        quota: Quota,
-        clock: Clock,
-        timeline: Timeline,
-    ) -> None:
+    `on_prefilled(request, table, sampled, time)` takes over a complete prompt and its blocks: one sampled first token
+    for each of the request's n choices. `on_refused(request, why)` and `on_failed(request, error)` end a request that
+    never gets that far.
+    """
+
+    def __init__(self, name: str, scheduler: Scheduler, quota: Quota, timeline: Timeline) -> None:
         self.name = name
         self.scheduler = scheduler
-        self.executor = executor
         self.quota = quota
-        self.on_prefilled: Callable[[Request, BlockTable, list[Sampled], float], None]
+        self.on_prefilled: Callable[[Request, BlockTable, tuple[Sampled, ...], float], None]
         self.on_refused: Callable[[Request, str], None]
         self.on_failed: Callable[[Request, str], None]
         self.late_signals = 0  # events about requests that were gone already: ignored, and counted
-        self._model = model
-        self._num_layers = model.config.num_layers
-        self.cache = cache
-        self._clock = clock
         self._timeline = timeline
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._tables: dict[int, BlockTable] = {}  # by request id
-        self._drives: dict[int, _Running] = {}  # by drive id; running or parked
-        executor.on_reply = self._inbox.put_nowait
-        quota.on_freed.append(lambda: self.post(BlocksFreed()))
-
-    def post(self, event: Event) -> None:
-        self._inbox.put_nowait(event)
+        self._passages: dict[int, Passage] = {}  # by cohort id
 
     @property
     def idle(self) -> bool:
-        return not self._drives and not self.scheduler.waiting and self._inbox.empty()
-
-    async def run(self) -> None:
-        """Handle events for ever: all that have come in, then one decision."""
-        while True:
-            self._handle(await self._inbox.get())
-            while not self._inbox.empty():
-                self._handle(self._inbox.get_nowait())
-            self._report_progress()
-            self._carry_out(self.scheduler.decide(self._clock.now()))
+        return not self._passages and not self.scheduler.waiting
 
     # Events
 
-    def _handle(self, event: Event) -> None:
-        match event:
-            case Arrived(request):
-                if request.state.terminal:
-                    self.late_signals += 1
-                else:
-                    self.scheduler.on_arrival(request)
-            case Gone(request):
-                self.scheduler.on_abort(request)
-                table = self._tables.pop(request.id, None)
-                if table is None:
-                    self.late_signals += 1
-                else:
-                    table.free()
-            case BlocksFreed():
-                pass  # reason enough for a new decision
-            case Finished(drive, time, sampled):
-                self._on_finished(self._retire(drive), time, sampled)
-            case Parked(drive, time):
-                self._on_parked(self._drives[drive], time)
-            case Failed(drive, time, error):
-                self._on_failed(self._retire(drive), time, error)
+    def arrive(self, request: Request) -> None:
+        if request.state.terminal:
+            self.late_signals += 1
+        else:
+            self.scheduler.on_arrival(request)
 
-    def _on_finished(self, done: _Running, time: float, sampled: list[Sampled]) -> None:
-        cohort = done.cohort
-        self._timeline.record(Kind.COMPLETED, instance=self.name, drive=cohort.id, time=time)
-        draws = iter(sampled)
-        first_tokens = {
-            share.request.id: [next(draws) for _ in range(share.request.sampling.n)]
-            for share in cohort.slice.shares
-            if share.last
-        }
+    def leave(self, request: Request) -> None:
+        """The request was ended from outside. A forward pass that still needs its blocks has leased them."""
+        self.scheduler.on_abort(request)
+        table = self._tables.pop(request.id, None)
+        if table is None:
+            self.late_signals += 1
+        else:
+            table.free()
+
+    def finish_slice(self, passage: Passage, sampled: Iterator[tuple[Sampled, ...]], time: float) -> None:
+        """The passage's slice is computed; `sampled` has the draws of each of its parts."""
+        cohort = passage.cohort
+        passage.drive = None
+        first_tokens = {share.request.id: next(sampled) for share in cohort.shares}
+        if cohort.last_slice:
+            self._retire(passage)
         for request in self.scheduler.on_completion(cohort):
             table = self._tables.pop(request.id)
-            if request.state.terminal:  # aborted while its last operators ran
-                table.free()
-            else:
-                self.on_prefilled(request, table, first_tokens[request.id], time)
+            self.on_prefilled(request, table, first_tokens[request.id], time)
 
-    def _on_parked(self, parked: _Running, time: float) -> None:
-        gate = parked.drive.gate
-        self._timeline.record(
-            Kind.PARKED, instance=self.name, drive=parked.cohort.id, time=time, boundary=gate.passed, operator=gate.last
-        )
-        self.scheduler.on_parked(parked.cohort, self._done(parked.drive))
-
-    def _on_failed(self, failed: _Running, time: float, error: str) -> None:
-        self._timeline.record(Kind.DRIVE_FAILED, instance=self.name, drive=failed.cohort.id, time=time, error=error)
-        for request in self.scheduler.on_failure(failed.cohort):
+    def fail_slice(self, passage: Passage, error: str) -> None:
+        self._retire(passage)
+        for request in self.scheduler.on_failure(passage.cohort):
             self._tables.pop(request.id).free()
             self.on_failed(request, error)
 
-    def _retire(self, drive: int) -> _Running:
-        done = self._drives.pop(drive)
-        done.lease.release()
-        return done
+    def park(self, passage: Passage) -> None:
+        """The passage's drive has pulled over."""
+        assert passage.drive is not None
+        self.scheduler.on_parked(passage.cohort, passage.drive.done)
 
     # Decisions
 
-    def _report_progress(self) -> None:
-        if self.scheduler.running is not None:
-            self.scheduler.on_progress(self._done(self._drives[self.scheduler.running.id].drive))
-
-    def _carry_out(self, decision: Decision) -> None:
+    def decide(self, now: float) -> Decision:
+        """The scheduler's decision; its refusals and closings are done already."""
+        running = self.scheduler.running
+        if running is not None and (drive := self._passages[running.id].drive) is not None:
+            self.scheduler.on_progress(drive.done)
+        decision = self.scheduler.decide(now)
         for request in decision.refuse:
             self.on_refused(request, "its TTFT target can no longer be met")
         for cohort in decision.close:
-            closed = self._drives.pop(cohort.id)
-            closed.drive.close()
-            closed.lease.release()
-            self._timeline.record(Kind.CLOSED, instance=self.name, drive=cohort.id)
+            passage = self._passages[cohort.id]
+            if passage.drive is not None:
+                passage.drive.close()
+                self._timeline.record(Kind.CLOSED, instance=self.name, drive=passage.drive.id)
+            self._retire(passage)
+        return decision
+
+    def passage(self, cohort: Cohort) -> Passage:
+        """The cohort's passage; begun now, with blocks for its newcomers, if this is its first slice."""
+        if cohort.id not in self._passages:
+            for share in cohort.shares:
+                request = share.request
+                if not request.admitted:
+                    length = len(request.prompt)
+                    grows_to = length + request.sampling.max_tokens
+                    self._tables[request.id] = self.quota.allocate(length, grows_to=grows_to)
+                    request.admitted = True
+            tables = tuple(self._tables[share.request.id] for share in cohort.shares)
+            self._passages[cohort.id] = Passage(cohort, self.quota.pool.lease(tables), tables)
+        return self._passages[cohort.id]
+
+    def parts(self, passage: Passage) -> tuple[Part, ...]:
+        """The rows of the cohort's present slice; first tokens are drawn when it is the last slice of a last share."""
+        return tuple(
+            Part(
+                share.request.prompt[share.start : share.stop],
+                share.start,
+                table.blocks,
+                first_draws(share.request) if share.last and passage.cohort.last_slice else (),
+            )
+            for share, table in zip(passage.cohort.shares, passage.tables, strict=True)
+        )
+
+    def _retire(self, passage: Passage) -> None:
+        del self._passages[passage.cohort.id]
+        passage.lease.release()
+
+
+def first_draws(request: Request) -> tuple[Draw, ...]:
+    """The first token of each choice."""
+    position = len(request.prompt)
+    return tuple(Draw(request.sampling, request.seed, index, position) for index in range(request.sampling.n))
+
+
+class PrefillInstance(Inbox[Event]):
+    """Prefills on an executor of their own."""
+
+    def __init__(self, prefills: Prefills, executor: Executor, num_layers: int, timeline: Timeline) -> None:
+        super().__init__()
+        self.name = prefills.name
+        self.prefills = prefills
+        self.quota = prefills.quota
+        self.executor = executor
+        self._num_layers = num_layers
+        self._timeline = timeline
+        self._running: dict[int, Passage] = {}  # by drive id; running or parked
+        self._ids = 0
+        executor.on_reply = self.post
+        self.quota.on_freed.append(lambda: self.post(BlocksFreed()))
+
+    @property
+    def idle(self) -> bool:
+        return self.prefills.idle and self.quiet
+
+    def handle(self, event: Event) -> None:
+        match event:
+            case Arrived(request):
+                self.prefills.arrive(request)
+            case Gone(request):
+                self.prefills.leave(request)
+            case BlocksFreed():
+                pass
+            case Finished(drive, time, Computed() as computed):
+                self._timeline.record(Kind.COMPLETED, instance=self.name, drive=drive, time=time)
+                self.prefills.finish_slice(self._running.pop(drive), iter(computed.prefill), time)
+            case Failed(drive, time, error):
+                self._timeline.record(Kind.DRIVE_FAILED, instance=self.name, drive=drive, time=time, error=error)
+                self.prefills.fail_slice(self._running.pop(drive), error)
+            case Parked(drive, time):
+                self._on_parked(drive, time)
+
+    def act(self, now: float) -> None:
+        decision = self.prefills.decide(now)
         if decision.park is not None:
-            self._timeline.record(Kind.PARK_REQUESTED, instance=self.name, drive=decision.park.id)
+            passage = self.prefills.passage(decision.park)
+            assert passage.drive is not None
+            self._timeline.record(Kind.PARK_REQUESTED, instance=self.name, drive=passage.drive.id)
             # Leaving work that nobody wants is no preemption: the system's level does not apply to it.
             stop = abandon if decision.park.abandoned else park
-            stop(self._drives[decision.park.id].drive)
-        if decision.start is not None:
-            self._start(decision.start)
-        if decision.resume is not None:
-            self._timeline.record(Kind.RESUMED, instance=self.name, drive=decision.resume.id)
-            self.executor.resume(self._drives[decision.resume.id].drive)
+            stop(passage.drive)
+        elif decision.start is not None:
+            self._start(self.prefills.passage(decision.start))
+        elif decision.resume is not None:
+            passage = self.prefills.passage(decision.resume)
+            if passage.drive is None:
+                self._start(passage)  # the cohort's next layer group
+            else:
+                self._timeline.record(Kind.RESUMED, instance=self.name, drive=passage.drive.id)
+                self.executor.resume(passage.drive)
 
-    def _start(self, cohort: Cohort) -> None:
-        shares = cohort.slice.shares
-        for share in shares:
-            request = share.request
-            if not request.admitted:
-                length = len(request.prompt)
-                self._tables[request.id] = self.quota.allocate(length, grows_to=length + request.sampling.max_tokens)
-                request.admitted = True
-        tables = [self._tables[share.request.id] for share in shares]
-        batch = Batch.build(
-            self.cache,
-            (
-                (share.request.prompt[share.start : share.stop], share.start, table.blocks)
-                for share, table in zip(shares, tables, strict=True)
-            ),
-        )
-        complete = [i for i, share in enumerate(shares) if share.last]
-        rows = [batch.spans[i].stop - 1 for i in complete]
-        draws = [
-            Draw(row, request.sampling, request.seed, index, len(request.prompt))
-            for row, request in enumerate(shares[i].request for i in complete)
-            for index in range(request.sampling.n)
-        ]
-        gate = self.executor.gate(self.scheduler.system.preempt)
-        coroutine = forward(self._model, batch, gate, rows, draws)
-        drive = Drive(cohort.id, coroutine, gate, rows=cohort.slice.tokens)
-        self._drives[cohort.id] = _Running(cohort, drive, self.quota.pool.lease(tables))
+    def _start(self, passage: Passage) -> None:
+        cohort = passage.cohort
+        first, last = cohort.layers
+        work = Work(self._num_layers, self.prefills.parts(passage), first=first, last=last, carried=passage.carried)
+        drive = self.executor.prepare(self._ids, work, self.prefills.scheduler.system.preempt)
+        self._ids += 1
+        passage.drive = drive
+        self._running[drive.id] = passage
         self._timeline.record(
             Kind.STARTED,
             instance=self.name,
-            drive=cohort.id,
+            drive=drive.id,
             phase="prefill",
-            requests=tuple(share.request.id for share in shares),
-            tokens=cohort.slice.tokens,
+            requests=tuple(share.request.id for share in cohort.shares),
+            tokens=cohort.tokens,
+            layers=(first, last),
         )
         self.executor.start(drive)
 
-    def _done(self, drive: Drive) -> float:
-        return drive.gate.passed / (self._num_layers * len(self._model.operators))
+    def _on_parked(self, drive: int, time: float) -> None:
+        passage = self._running[drive]
+        assert passage.drive is not None
+        gate = passage.drive.gate
+        self._timeline.record(
+            Kind.PARKED, instance=self.name, drive=drive, time=time, boundary=gate.passed, operator=gate.last
+        )
+        self.prefills.park(passage)
+        if passage.cohort.abandoned or self.prefills.scheduler.system.preempt == Preempt.RESTART:
+            del self._running[drive]

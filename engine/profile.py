@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -24,19 +25,21 @@ import numpy as np
 import torch
 
 from engine.clock import LiveClock
-from engine.executor import Drive, Failed, drive_on
-from engine.forward import LanguageModel, forward
+from engine.executor import Failed, Forwards, drive_on
+from engine.forward import LanguageModel
 from engine.gate import Gate
+from engine.sampling import Draw
+from engine.work import Part, Work
 from kv.cache import KVCache
-from models.batch import Batch
 from models.hub import cache_dir
-from scheduling.predictor import Part, Predictor, attention_pairs
+from scheduling.predictor import Extent, Predictor, attention_pairs
 from scheduling.preempt import Preempt
+from scheduling.request import Sampling
 
 log = logging.getLogger(__name__)
 
 # What is measured: single prompts, a cohort of short ones, and a chunk after a long prefix.
-SHAPES: tuple[tuple[Part, ...], ...] = (
+SHAPES: tuple[tuple[Extent, ...], ...] = (
     *(((0, tokens),) for tokens in (16, 32, 64, 128, 256, 512, 1024, 2048)),
     ((0, 64),) * 8,
     ((0, 256),) * 4,
@@ -52,7 +55,7 @@ _BLOCK_SIZE = 16
 class Sample:
     """The median time of one forward pass over `parts`."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Extent, ...]
     seconds: float
 
 
@@ -86,7 +89,7 @@ def fit(samples: Sequence[Sample]) -> Predictor:
     return Predictor(per_step, per_token, per_pair, float(errors.mean()), float(errors.max()))
 
 
-def _terms(parts: Sequence[Part]) -> list[float]:
+def _terms(parts: Sequence[Extent]) -> list[float]:
     return [1.0, sum(tokens for _, tokens in parts), sum(attention_pairs(*part) for part in parts)]
 
 
@@ -114,7 +117,7 @@ def load_or_measure(model: LanguageModel, name: str, threads: int, *, fresh: boo
     return profile
 
 
-def measure(model: LanguageModel, threads: int, shapes: Sequence[tuple[Part, ...]] = SHAPES) -> list[Sample]:
+def measure(model: LanguageModel, threads: int, shapes: Sequence[tuple[Extent, ...]] = SHAPES) -> list[Sample]:
     """Time forward passes on a thread set up as an executor's is. Shapes beyond the model's context are left out."""
     limit = model.config.context_length
     shapes = [shape for shape in shapes if all(context + tokens < limit for context, tokens in shape)]
@@ -139,14 +142,14 @@ def measure(model: LanguageModel, threads: int, shapes: Sequence[tuple[Part, ...
     return samples
 
 
-def _median(model: LanguageModel, shape: tuple[Part, ...], errors: list[str]) -> float:
+def _median(model: LanguageModel, shape: tuple[Extent, ...], errors: list[str]) -> float:
     times: list[float] = []
     while not errors and len(times) < _REPEATS and (len(times) < 2 or sum(times) < _SECONDS_PER_SHAPE):
         times.append(_run(model, shape, errors))
     return statistics.median(times) if times else 0.0
 
 
-def _run(model: LanguageModel, shape: tuple[Part, ...], errors: list[str]) -> float:
+def _run(model: LanguageModel, shape: tuple[Extent, ...], errors: list[str]) -> float:
     """Seconds of one forward pass of `shape`, the choice of the first tokens included."""
     config, clock = model.config, LiveClock()
     blocks = [-(-(context + tokens) // _BLOCK_SIZE) for context, tokens in shape]
@@ -159,18 +162,17 @@ def _run(model: LanguageModel, shape: tuple[Part, ...], errors: list[str]) -> fl
         model.cache_dtype,
         model.device,
     )
-    starts = np.concatenate([[0], np.cumsum(blocks)]).tolist()
-    batch = Batch.build(
-        cache,
-        (
-            ([(7 * i) % config.vocab_size for i in range(tokens)], context, range(starts[i], starts[i + 1]))
-            for i, (context, tokens) in enumerate(shape)
-        ),
+    for tensor in (*cache.key, *cache.value):
+        tensor.zero_()  # what a later chunk finds before it
+    ends = list(accumulate(blocks))
+    draws = (Draw(Sampling(), seed=0, index=0, position=0),)
+    parts = tuple(
+        Part([7 * i % config.vocab_size for i in range(tokens)], context, tuple(range(end - count, end)), draws)
+        for (context, tokens), count, end in zip(shape, blocks, ends, strict=True)
     )
-    gate = Gate(Preempt.NEVER)
-    rows = [span.stop - 1 for span in batch.spans]
+    work = Work(config.num_layers, parts, last=config.num_layers)
     began = clock.now()
-    reply = drive_on(Drive(0, forward(model, batch, gate, rows, []), gate), clock)
+    reply = drive_on(Forwards(model, cache).drive(0, work, Gate(Preempt.NEVER)), clock)
     if isinstance(reply, Failed):
         errors.append(reply.error)
     return reply.time - began

@@ -16,9 +16,8 @@ from scheduling.request import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One token to choose from row `row` of the logits: for choice `index`, at position `position` of its sequence."""
+    """One token to choose: for choice `index` of a request, at position `position` of its sequence."""
 
-    row: int
     sampling: Sampling
     seed: int
     index: int
@@ -34,28 +33,31 @@ class Sampled:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
-    """One token for each draw. `logits`: float32 [rows, vocab]. Raises ValueError where a row holds NaN."""
-    if not draws:
-        return []
+def sample(logits: torch.Tensor, draws: Sequence[Sequence[Draw]]) -> list[tuple[Sampled, ...]]:
+    """One token for each draw of each row. `logits`: float32 [rows, vocab]. Raises ValueError where a row has NaN."""
     greedy = logits.argmax(dim=-1).tolist()
     if torch.isnan(logits).any():
         bad = torch.isnan(logits).any(dim=-1).nonzero().flatten().tolist()
         raise ValueError(f"the model gave NaN logits in rows {bad}")
-    sampled: list[Sampled] = []
-    for draw in draws:
-        row = logits[draw.row]
-        token = greedy[draw.row] if draw.sampling.temperature == 0 else _draw(row, draw)
-        sampled.append(_with_logprobs(row, token, draw.sampling.logprobs))
-    return sampled
+    return [
+        tuple(_choose(row, likeliest, draw) for draw in row_draws)
+        for row, likeliest, row_draws in zip(logits, greedy, draws, strict=True)
+    ]
+
+
+def _choose(row: torch.Tensor, likeliest: int, draw: Draw) -> Sampled:
+    token = likeliest if draw.sampling.temperature == 0 else _draw(row, draw)
+    return _with_logprobs(row, token, draw.sampling.logprobs)
 
 
 def _draw(row: torch.Tensor, draw: Draw) -> int:
-    probabilities = torch.softmax(row / draw.sampling.temperature, dim=-1)
+    # In double precision and from the maximum down: a tiny temperature must not overflow into nonsense.
+    scaled = (row - row.max()).double() / draw.sampling.temperature
+    probabilities = torch.softmax(scaled, dim=-1)
     generator = torch.Generator().manual_seed(_mix(draw.seed, draw.index, draw.position))
     uniform = torch.rand((), generator=generator, dtype=torch.float64).item()
     ordered, tokens = probabilities.sort(descending=True, stable=True)
-    mass = ordered.double().cumsum(dim=-1)
+    mass = ordered.cumsum(dim=-1)
     # Top-p keeps the smallest set of likeliest tokens whose mass reaches top_p; the first is always in it.
     kept = int((mass < draw.sampling.top_p).sum()) + 1 if draw.sampling.top_p < 1 else len(mass)
     kept = min(kept, len(mass))

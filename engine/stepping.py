@@ -10,9 +10,10 @@ from collections.abc import Callable, Generator
 
 import torch
 
-from engine.executor import Drive, OnReply, Parked, drive_on
+from engine.executor import Drive, Forwards, OnReply, Parked, drive_on
 from engine.gate import Gate
 from engine.virtual import VirtualLoop
+from engine.work import Work
 from scheduling.preempt import Preempt
 
 Cost = Callable[[str, int], float]  # (operator, rows) -> seconds
@@ -28,13 +29,14 @@ class SteppingGate(Gate):
 class SteppingExecutor:
     """`cost(operator, rows)` says how many virtual seconds an operator takes."""
 
-    def __init__(self, loop: VirtualLoop, cost: Cost) -> None:
+    def __init__(self, loop: VirtualLoop, forwards: Forwards, cost: Cost) -> None:
         self.on_reply: OnReply = lambda reply: None
+        self._forwards = forwards
         self._loop = loop
         self._cost = cost
 
-    def gate(self, preempt: Preempt) -> Gate:
-        return SteppingGate(preempt)
+    def prepare(self, drive: int, work: Work, preempt: Preempt) -> Drive:
+        return self._forwards.drive(drive, work, SteppingGate(preempt))
 
     def start(self, drive: Drive) -> None:
         self._loop.call_soon(self._step, drive)
@@ -51,12 +53,13 @@ class SteppingExecutor:
 
     def _step(self, drive: Drive) -> None:
         """Run one operator, and hear what became of it once its time has passed."""
+        assert drive.work is not None
         before = drive.gate.passed
         with torch.inference_mode():
             reply = drive_on(drive, self._loop)
         if isinstance(reply, Parked):
             assert drive.gate.passed == before + 1
-            self._loop.call_later(self._cost(drive.gate.last, drive.rows), self._at_boundary, drive)
+            self._loop.call_later(self._cost(drive.gate.last, drive.work.rows), self._at_boundary, drive)
         else:
             self.on_reply(reply)
 

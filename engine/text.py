@@ -1,8 +1,8 @@
 """Text in and text out: prompts and chats to tokens, tokens to text as it comes, stop strings.
 
-    codec = TextCodec(files.tokenizer, files.chat_template, files.special)
-    prompt = await codec.encode("Once upon a time")
-    stream = codec.stream(stop=["\\n"]);  shown = stream.push(token);  ...;  shown += stream.flush()
+codec = TextCodec(files.tokenizer, files.chat_template, files.special)
+prompt = await codec.encode("Once upon a time")
+stream = codec.stream(stop=["\\n"]);  shown = stream.push(token);  ...;  shown += stream.flush()
 """
 
 from __future__ import annotations

@@ -126,9 +126,7 @@ class ChromeTrace:
 
     # -- the file
 
-    def _slice(
-        self, name: str, process: int, track: int, start: float, end: float, arguments: dict[str, Any]
-    ) -> None:
+    def _slice(self, name: str, process: int, track: int, start: float, end: float, arguments: dict[str, Any]) -> None:
         begin, finish = _microseconds(start), _microseconds(end)
         self._write(
             {

@@ -14,12 +14,11 @@ import torch
 
 from engine.clock import LiveClock
 from engine.config import EngineConfig
-from engine.executor import Drive, Failed, Finished, Reply, ThreadExecutor
-from engine.forward import forward
+from engine.executor import Drive, Failed, Finished, Forwards, Reply, ThreadExecutor
 from engine.gate import Gate
 from engine.sampling import Draw
+from engine.work import Part, Work
 from kv.cache import KVCache
-from models.batch import Batch
 from models.decoder import Model
 from scheduling.preempt import Preempt
 from scheduling.request import Sampling
@@ -52,7 +51,8 @@ class Driver:
         blocks = -(-max_tokens // BLOCK_SIZE)
         shape = (config.num_kv_heads, config.head_dim)
         self.cache = KVCache(config.num_layers, blocks, BLOCK_SIZE, *shape, model.cache_dtype, model.device)
-        self._executor = ThreadExecutor("driver", self.clock, threads=threads, device=model.device)
+        self._forwards = Forwards(model, self.cache)
+        self._executor = ThreadExecutor("driver", self.clock, self._forwards, threads=threads)
         self._replies: asyncio.Queue[Reply] = asyncio.Queue()
         self._executor.on_reply = self._replies.put_nowait
         self._ids = count()
@@ -69,15 +69,12 @@ class Driver:
     def gate(self, level: Preempt = Preempt.OPERATOR) -> Gate:
         return self._executor.gate(level)
 
-    def prefill(self, prompt: Sequence[int], gate: Gate, *, first_block: int = 0) -> Drive:
-        """A forward pass over a whole prompt, not yet started; it samples the first token, with five logprobs.
-
-        K and V go to the blocks from `first_block` on: prefills under way together must not share any.
-        """
-        batch = Batch.build(self.cache, [(prompt, 0, range(first_block, self.cache.num_blocks))])
-        draws = [Draw(0, Sampling(logprobs=5), 0, 0, len(prompt))]
-        work = forward(self.model, batch, gate, rows=[len(prompt) - 1], draws=draws)
-        return Drive(next(self._ids), work, gate, rows=len(prompt))
+    def prefill(self, prompt: Sequence[int], gate: Gate) -> Drive:
+        """A forward pass over a whole prompt that samples its first token, not yet started."""
+        draws = (Draw(Sampling(logprobs=5), seed=0, index=0, position=len(prompt)),)
+        layers, blocks = self.model.config.num_layers, tuple(range(first_block, self.cache.num_blocks))
+        work = Work(layers, (Part(prompt, 0, blocks, draws),), last=layers)
+        return self._forwards.drive(next(self._ids), work, gate)
 
     def start(self, drive: Drive) -> None:
         self._executor.start(drive)

@@ -27,8 +27,9 @@ class KVCache:
         self.dtype = dtype
         self.device = torch.device(device)
         shape = (num_blocks, block_size, kv_heads, head_dim)
-        self.key = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.value = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        # Not zeroed: that would touch, and so claim, memory that may never be used.
+        self.key = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.value = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
     @property
     def bytes_per_block(self) -> int:

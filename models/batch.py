@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,23 +44,32 @@ class Batch:
 
     @classmethod
     def build(cls, cache: KVCache, parts: Iterable[tuple[Sequence[int], int, Sequence[int]]]) -> Batch:
-        """From (new tokens, context, blocks) of each sequence, in row order. Called on the loop thread: a snapshot."""
+        """From (new tokens, context, blocks) of each sequence, in row order: a snapshot, which nobody changes later."""
         tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
+        positions: list[torch.Tensor] = []
+        slots: list[torch.Tensor] = []
         spans: list[Span] = []
         size = cache.block_size
         for new, context, blocks in parts:
-            start, stop = len(tokens), len(tokens) + len(new)
-            end = context + len(new)
+            start, end = len(tokens), context + len(new)
             if end > len(blocks) * size:
                 raise ValueError(f"{end} tokens need more than the {len(blocks)} blocks of {size} given")
             tokens.extend(new)
-            positions.extend(range(context, end))
-            slots.extend(blocks[p // size] * size + p % size for p in range(context, end))
-            spans.append(Span(start, stop, context, tuple(blocks)))
-        as_tensor = torch.tensor([tokens, positions, slots], dtype=torch.int64).to(cache.device, non_blocking=True)
-        return cls(as_tensor[0], as_tensor[1], as_tensor[2], tuple(spans), cache)
+            here = torch.arange(context, end)
+            positions.append(here)
+            slots.append(torch.tensor(blocks, dtype=torch.int64)[here // size] * size + here % size)
+            spans.append(Span(start, len(tokens), context, tuple(blocks)))
+        columns = torch.stack([torch.tensor(tokens, dtype=torch.int64), torch.cat(positions), torch.cat(slots)])
+        columns = columns.to(cache.device, non_blocking=True)
+        return cls(columns[0], columns[1], columns[2], tuple(spans), cache)
+
+    def tail(self, first: int) -> Batch:
+        """The batch without its first `first` sequences."""
+        if first == 0:
+            return self
+        offset = self.spans[first - 1].stop
+        spans = tuple(replace(span, start=span.start - offset, stop=span.stop - offset) for span in self.spans[first:])
+        return Batch(self.tokens[offset:], self.positions[offset:], self.slots[offset:], spans, self.cache)
 
     @property
     def last_rows(self) -> torch.Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from scheduling.plan import Plan, Share, later_parts, next_share
+from scheduling.plan import Plan, Share, later_extents, next_share
 from scheduling.predictor import Predict
 from scheduling.request import Request
 
@@ -112,21 +112,22 @@ class SLOAware:
         forming.add(head)
         if self.long_head_alone and head.request.remaining > self.budget:
             return forming.shares
-        later = sum(predict([part]) for part in later_parts(plan, head.request, head.stop))  # the head's other chunks
+        # The head's later chunks have to be in time too.
+        later = sum(predict([extent]) for extent in later_extents(plan, head.request, head.stop))
         time_left = head.request.deadline - now - later - self.margin * (head.request.slo.ttft or 0.0)
-        parts = [head.part]
+        extents = [head.extent]
         for request in others:
             share = next_share(plan, request)
             if forming.tokens + share.tokens > self.budget or not forming.fits(request):
                 if self.on_misfit == "stop":
                     break
                 continue
-            if predict([*parts, share.part]) > time_left:
+            if predict([*extents, share.extent]) > time_left:
                 if self.on_late == "stop":
                     break
                 continue
             forming.add(share)
-            parts.append(share.part)
+            extents.append(share.extent)
         return forming.shares
 
 

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from scheduling.plan import Slice
+from scheduling.plan import Group, Share
+from scheduling.predictor import Extent
 from scheduling.request import Request
 
 
 class Phase(Enum):
     RUNNING = "running"
     PARKING = "parking"  # asked to pull over; exactly one reply will come
-    PARKED = "parked"
+    PARKED = "parked"  # suspended inside a slice, or between two layer groups
 
 
 @dataclass(eq=False, slots=True)
 class Cohort:
-    """One slice on its way through the layers. `id` is also the id of its drive.
+    """Shares of some prompts on their way through the layers, in one slice for each of `groups`.
 
-    `members` loses those who abort; the slice, already on the device, keeps their rows. `done` is the fraction of the
-    drive's operators passed, in [0, 1].
+    `members` loses those who abort; the shares, already on the device, keep their rows. `group` counts the slices done,
+    `inside` is the fraction of the present one's operators that have been passed, in [0, 1].
     """
 
     id: int
-    slice: Slice
+    shares: tuple[Share, ...]
     members: list[Request]
-    predicted: float  # seconds, of the whole slice
+    groups: Sequence[Group]
+    predicted: float  # seconds, of all slices together
     phase: Phase = Phase.RUNNING
-    done: float = 0.0
+    group: int = 0
+    inside: float = 0.0
     held_bytes: int = 0  # what it keeps alive while parked: activations and blocks
 
     @property
@@ -41,6 +45,26 @@ class Cohort:
         return not self.members
 
     @property
+    def layers(self) -> Group:
+        """The layers [first, last) of the present slice."""
+        return self.groups[self.group]
+
+    @property
+    def last_slice(self) -> bool:
+        """Whether the present slice ends with the model's last layer, so that first tokens can be sampled."""
+        return self.group == len(self.groups) - 1
+
+    @property
+    def tokens(self) -> int:
+        return sum(share.tokens for share in self.shares)
+
+    @property
+    def extents(self) -> list[Extent]:
+        return [share.extent for share in self.shares]
+
+    @property
     def remaining(self) -> float:
-        """Predicted seconds left of this slice: by operators done, not by wall time, so a park costs nothing."""
-        return self.predicted * (1.0 - self.done)
+        """Predicted seconds left: by layers and operators done, not by wall time, so a park costs nothing."""
+        first, last = self.layers
+        done = (first + self.inside * (last - first)) / self.groups[-1][1]
+        return self.predicted * (1.0 - done)

@@ -1,20 +1,21 @@
-"""Cut how? A plan says which slice of a request's prefill comes next.
+"""Cut how? A plan cuts a prefill into slices.
 
 A slice is one rectangle of work: token ranges of some requests times a range of layers. One drive runs one slice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from scheduling.predictor import Part
+from scheduling.predictor import Extent
 from scheduling.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One request's part of a slice: prompt tokens [start, stop)."""
+    """One request's part of a cohort: prompt tokens [start, stop)."""
 
     request: Request
     start: int
@@ -30,28 +31,20 @@ class Share:
         return self.stop == len(self.request.prompt)
 
     @property
-    def part(self) -> Part:
+    def extent(self) -> Extent:
         return self.start, self.tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """The shares of one forward pass, the head's first. All layers: layer groups come with Layered Prefill."""
-
-    shares: tuple[Share, ...]
-
-    @property
-    def tokens(self) -> int:
-        return sum(share.tokens for share in self.shares)
-
-    @property
-    def parts(self) -> list[Part]:
-        return [share.part for share in self.shares]
+Group = tuple[int, int]  # the layers [first, last)
 
 
 class Plan(Protocol):
     def take(self, request: Request) -> int:
-        """How many of the request's remaining prompt tokens its next slice computes; at least 1."""
+        """How many of the request's remaining prompt tokens its next pass through the layers computes; at least 1."""
+        ...
+
+    def groups(self, tokens: int, num_layers: int) -> Sequence[Group]:
+        """The layer groups in which a cohort of `tokens` tokens crosses the model, one slice each."""
         ...
 
 
@@ -62,10 +55,13 @@ class Whole:
     def take(self, request: Request) -> int:
         return request.remaining
 
+    def groups(self, tokens: int, num_layers: int) -> Sequence[Group]:
+        return ((0, num_layers),)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """Prompts longer than `above` tokens in chunks of `size`; shorter ones whole."""
+    """Along tokens: prompts longer than `above` in chunks of `size`; shorter ones whole."""
 
     size: int
     above: int = 0
@@ -79,17 +75,20 @@ class Chunked:
     def take(self, request: Request) -> int:
         return min(self.size, request.remaining) if len(request.prompt) > self.above else request.remaining
 
+    def groups(self, tokens: int, num_layers: int) -> Sequence[Group]:
+        return ((0, num_layers),)
+
 
 def next_share(plan: Plan, request: Request) -> Share:
     return Share(request, request.computed, request.computed + plan.take(request))
 
 
-def later_parts(plan: Plan, request: Request, computed: int) -> list[Part]:
-    """The parts that remain once `computed` tokens of the prompt are in the cache, one for each slice still to come."""
+def later_extents(plan: Plan, request: Request, computed: int) -> list[Extent]:
+    """What remains once `computed` tokens of the prompt are in the cache, one extent for each pass still to come."""
     probe = Request(request.id, request.prompt, computed=computed)
-    parts: list[Part] = []
+    extents: list[Extent] = []
     while probe.remaining:
         tokens = plan.take(probe)
-        parts.append((probe.computed, tokens))
+        extents.append((probe.computed, tokens))
         probe.computed += tokens
-    return parts
+    return extents

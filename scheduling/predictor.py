@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 # One sequence's share of a forward pass: (tokens already cached, new tokens).
-Part = tuple[int, int]
-Predict = Callable[[Iterable[Part]], float]
+Extent = tuple[int, int]
+Predict = Callable[[Iterable[Extent]], float]
 
 
 def attention_pairs(context: int, tokens: int) -> float:
@@ -39,10 +39,10 @@ class Predictor:
             if getattr(self, name) < 0:
                 raise ValueError(f"predictor.{name} must not be negative, got {getattr(self, name)}")
 
-    def __call__(self, parts: Iterable[Part]) -> float:
+    def __call__(self, extents: Iterable[Extent]) -> float:
         """Seconds of one forward pass over these sequences; 0 for no work at all."""
         rows, pairs = 0, 0.0
-        for context, tokens in parts:
+        for context, tokens in extents:
             rows += tokens
             pairs += attention_pairs(context, tokens)
         return self.per_step + self.per_token * rows + self.per_pair * pairs if rows else 0.0

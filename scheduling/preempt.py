@@ -17,10 +17,11 @@ class Preempt(IntEnum):
     LAYER = 2
     HALF_LAYER = 3  # after attention's output projection and after the MLP
     OPERATOR = 4
+    RESTART = 5  # at any operator, and the work is thrown away: the request-level baseline
 
     def stops_at(self, operator: str) -> bool:
         """Whether a drive may be parked at the boundary behind `operator`."""
-        if self == Preempt.OPERATOR:
+        if self >= Preempt.OPERATOR:
             return True
         if self == Preempt.HALF_LAYER:
             return operator in _HALF_LAYER_ENDS

@@ -10,6 +10,7 @@ the next cohort.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -18,10 +19,12 @@ from typing import Protocol
 from scheduling.batch import Forming, blocks_needed
 from scheduling.cohort import Cohort, Phase
 from scheduling.order import Candidate, Rank
-from scheduling.plan import Share, Slice, later_parts, next_share
+from scheduling.plan import later_extents, next_share
 from scheduling.predictor import Predict
+from scheduling.preempt import Preempt
 from scheduling.presets import System
 from scheduling.request import Request, State
+from scheduling.waiting import Waiting
 
 
 class Blocks(Protocol):
@@ -49,7 +52,7 @@ class Scheduler:
     """Whom to compute next on one executor.
 
     `park_limit_bytes` bounds what parked cohorts keep alive (activations and KV blocks, `bytes_per_token` for each
-    token of their slices): at the bound nothing more is parked.
+    token of their shares): at the bound nothing more is parked.
     """
 
     def __init__(
@@ -57,16 +60,18 @@ class Scheduler:
         system: System,
         predict: Predict,
         blocks: Blocks,
+        num_layers: int,
         *,
         park_limit_bytes: float = inf,
         bytes_per_token: int = 0,
     ) -> None:
         self.system = system
-        self.waiting: dict[int, Candidate] = {}  # by request id
+        self.waiting = Waiting(system.order)
         self.running: Cohort | None = None
         self.parked: list[Cohort] = []
         self._predict = predict
         self._blocks = blocks
+        self._num_layers = num_layers
         self._park_limit_bytes = park_limit_bytes
         self._bytes_per_token = bytes_per_token
         self._ids = count()
@@ -76,25 +81,34 @@ class Scheduler:
     def on_arrival(self, request: Request) -> None:
         self._wait(request)
 
-    def on_progress(self, done: float) -> None:
+    def on_progress(self, inside: float) -> None:
         """Tell how far the running drive has come, as a fraction of its operators; before a decision."""
         if self.running is not None:
-            self.running.done = done
+            self.running.inside = inside
 
-    def on_parked(self, cohort: Cohort, done: float) -> None:
-        assert cohort is self.running
-        cohort.done = done
-        cohort.phase = Phase.PARKED
-        for request in cohort.members:
-            request.state = State.PARKED
-        self.parked.append(cohort)
-        self.running = None
+    def on_parked(self, cohort: Cohort, inside: float) -> None:
+        """The cohort has pulled over with its work so far; or without it, where preempting means to start over."""
+        cohort.inside = inside
+        self._set_aside(cohort)
+        if self.system.preempt == Preempt.RESTART:
+            for request in cohort.members:
+                self._wait(request)
+            cohort.members.clear()
 
     def on_completion(self, cohort: Cohort) -> list[Request]:
-        """The slice is computed. Returns the members whose prompt is complete; the others wait for their next chunk."""
+        """The cohort's slice is computed. Returns the members whose prompt is complete with it.
+
+        Between two layer groups the cohort stands aside like a parked one, and the next decision is open. After its
+        last layer the members whose prompt goes on wait for their next chunk.
+        """
+        if not cohort.last_slice:
+            cohort.group += 1
+            cohort.inside = 0.0
+            self._set_aside(cohort)
+            return []
         self._retire(cohort)
         finished: list[Request] = []
-        for share in cohort.slice.shares:
+        for share in cohort.shares:
             if share.request not in cohort.members:
                 continue
             share.request.computed = share.stop
@@ -107,7 +121,7 @@ class Scheduler:
     def on_failure(self, cohort: Cohort) -> list[Request]:
         """The forward pass raised. Returns the members to fail; mates of a failed cohort are retried alone, once."""
         self._retire(cohort)
-        if len(cohort.slice.shares) == 1:
+        if len(cohort.shares) == 1:
             return list(cohort.members)
         for request in cohort.members:
             request.alone = True
@@ -116,7 +130,7 @@ class Scheduler:
 
     def on_abort(self, request: Request) -> None:
         """Forget a request, wherever it is. Unknown ones are no error: the signal may be late."""
-        self.waiting.pop(request.id, None)
+        self.waiting.discard(request)
         for cohort in (*self.parked, self.running):
             if cohort is not None and request in cohort.members:
                 cohort.members.remove(request)
@@ -126,11 +140,7 @@ class Scheduler:
     def decide(self, now: float) -> Decision:
         """What to do now: FlowPrefill's Algorithm 2."""
         # 1. Clear away what nobody waits for any more.
-        refuse = tuple(
-            c.request for c in self.waiting.values() if self.system.order.refuses(c, now) and not c.request.computed
-        )
-        for request in refuse:
-            del self.waiting[request.id]
+        refuse = tuple(self.waiting.take_refused(now))
         close = tuple(cohort for cohort in self.parked if cohort.abandoned)
         self.parked = [cohort for cohort in self.parked if not cohort.abandoned]
         running = self.running
@@ -159,17 +169,20 @@ class Scheduler:
         return Decision(refuse, close, start=self._run(self._form(best.request, now)))
 
     def _best(self, now: float) -> Candidate | Cohort | None:
-        contenders: list[Candidate | Cohort] = [*self.waiting.values(), *self.parked]
+        begun: list[Candidate | Cohort] = list(self.parked)
         if self.running is not None:
-            contenders.append(self.running)
-        best = self._first(contenders, now)
-        if isinstance(best, Candidate) and not self._has_room(best.request):
+            begun.append(self.running)
+        # What has begun is not overtaken, where nothing may be preempted: not even between chunks or layer groups.
+        first = self.waiting.first(now, admitted_only=self.system.preempt == Preempt.NEVER and bool(begun))
+        best = self._first([*begun, first], now)
+        if isinstance(best, Candidate) and blocks_needed(best.request, self._blocks.block_size) > self._blocks.free:
             # KV is full: only those who hold their blocks already may go (Algorithm 2).
-            best = self._first([c for c in contenders if isinstance(c, Cohort) or c.request.admitted], now)
+            best = self._first([*begun, self.waiting.first(now, admitted_only=True)], now)
         return best
 
-    def _first(self, contenders: list[Candidate | Cohort], now: float) -> Candidate | Cohort | None:
-        return min(contenders, key=lambda c: (self._rank(c, now), _head(c).id), default=None)
+    def _first(self, contenders: Sequence[Candidate | Cohort | None], now: float) -> Candidate | Cohort | None:
+        present = [contender for contender in contenders if contender is not None]
+        return min(present, key=lambda c: (self._rank(c, now), _head(c).id), default=None)
 
     def _rank(self, contender: Candidate | Cohort, now: float) -> Rank:
         if isinstance(contender, Cohort):
@@ -177,44 +190,42 @@ class Scheduler:
         return self.system.order.rank(contender, now)
 
     def _later(self, cohort: Cohort) -> float:
-        """Predicted seconds of the head's chunks after this slice."""
-        share = next(share for share in cohort.slice.shares if share.request is cohort.head)
+        """Predicted seconds of the head's chunks after this pass."""
+        share = next(share for share in cohort.shares if share.request is cohort.head)
         return self._predict_all(cohort.head, share.stop)
 
-    def _has_room(self, request: Request) -> bool:
-        return blocks_needed(request, self._blocks.block_size) <= self._blocks.free
-
     def _may_park(self, cohort: Cohort) -> bool:
-        held = sum(parked.held_bytes for parked in self.parked) + self._held_bytes(cohort)
+        held = sum(parked.held_bytes for parked in self.parked) + cohort.held_bytes
         return self.system.preempt.inside_a_forward and held <= self._park_limit_bytes
-
-    def _held_bytes(self, cohort: Cohort) -> int:
-        return cohort.slice.tokens * self._bytes_per_token
 
     # Transitions
 
     def _wait(self, request: Request) -> None:
         request.state = State.WAITING
-        self.waiting[request.id] = Candidate(request, self._predict_all(request, request.computed))
+        self.waiting.add(Candidate(request, self._predict_all(request, request.computed)))
 
     def _predict_all(self, request: Request, computed: int) -> float:
-        return sum(self._predict([part]) for part in later_parts(self.system.plan, request, computed))
+        return sum(self._predict([extent]) for extent in later_extents(self.system.plan, request, computed))
 
     def _form(self, head: Request, now: float) -> Cohort:
-        shares: list[Share] = [next_share(self.system.plan, head)]
+        plan = self.system.plan
+        shares = [next_share(plan, head)]
         if not head.alone:
-            others = [c for c in self.waiting.values() if c.request is not head and not c.request.alone]
-            others.sort(key=lambda c: (self.system.order.rank(c, now), c.request.id))
+            others = (c.request for c in self.waiting.ranked(now) if c.request is not head and not c.request.alone)
             forming = Forming(self._blocks.free, self._blocks.block_size)
-            requests = (c.request for c in others)
-            shares = list(self.system.batch.form(shares[0], requests, self.system.plan, self._predict, now, forming))
-        work = Slice(tuple(shares))
+            shares = list(self.system.batch.form(shares[0], others, plan, self._predict, now, forming))
         members = [share.request for share in shares]
         for request in members:
-            del self.waiting[request.id]
-        cohort = Cohort(next(self._ids), work, members, self._predict(work.parts))
-        cohort.held_bytes = self._held_bytes(cohort)
-        return cohort
+            self.waiting.discard(request)
+        tokens = sum(share.tokens for share in shares)
+        return Cohort(
+            next(self._ids),
+            tuple(shares),
+            members,
+            plan.groups(tokens, self._num_layers),
+            self._predict([share.extent for share in shares]),
+            held_bytes=tokens * self._bytes_per_token,
+        )
 
     def _run(self, cohort: Cohort) -> Cohort:
         cohort.phase = Phase.RUNNING
@@ -226,6 +237,13 @@ class Scheduler:
     def _park(self, cohort: Cohort) -> Cohort:
         cohort.phase = Phase.PARKING
         return cohort
+
+    def _set_aside(self, cohort: Cohort) -> None:
+        self._retire(cohort)
+        cohort.phase = Phase.PARKED
+        for request in cohort.members:
+            request.state = State.PARKED
+        self.parked.append(cohort)
 
     def _retire(self, cohort: Cohort) -> None:
         assert cohort is self.running

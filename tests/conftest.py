@@ -19,8 +19,8 @@ settings.load_profile("layby")
 
 def poison_freed_blocks(lab: Lab) -> None:
     """Fill every block that returns to a pool with NaN, so that any later read of it shows in the tokens."""
-    for instance in (*lab.engine.prefill, *lab.engine.decode):
-        instance.quota.pool.on_block_free = instance.cache.poison
+    for device in lab.engine.devices:
+        device.pool.on_block_free = device.cache.poison
 
 
 @pytest.fixture

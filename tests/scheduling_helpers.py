@@ -77,7 +77,7 @@ class Device:
         self.now = 0.0
         self.blocks = Blocks(num_blocks)
         self.scheduler = Scheduler(
-            system, PREDICTOR, self.blocks, park_limit_bytes=park_limit_bytes, bytes_per_token=1
+            system, PREDICTOR, self.blocks, 2, park_limit_bytes=park_limit_bytes, bytes_per_token=1
         )
         self.num_blocks, self.speed, self.handover, self.together = num_blocks, speed, handover, together
         self.park_limit_bytes = park_limit_bytes
@@ -145,7 +145,7 @@ class Device:
         self.causes += 1
         del self._drives[drive.cohort]
         members = list(drive.cohort.members)
-        for share in drive.cohort.slice.shares:
+        for share in drive.cohort.shares:
             if share.request in members:
                 assert share.start == sum(s.tokens for s in self.computed[share.request]), "not where it stopped"
                 self.computed[share.request].append(share)
@@ -169,7 +169,7 @@ class Device:
         if running is not None:
             self.scheduler.on_progress(self.done(running))
         parked = list(self.scheduler.parked)
-        waiting = [candidate.request for candidate in self.scheduler.waiting.values()]
+        waiting = list(self.scheduler.waiting)
         opinion = self._ask_for_a_second_opinion()
         decision = self.scheduler.decide(self.now)
         if opinion is not None:
@@ -187,7 +187,7 @@ class Device:
             drive = self._drives[running]
             assert not drive.asked, "asked twice"
             assert running.abandoned or self.scheduler.system.preempt.inside_a_forward
-            held = sum(c.slice.tokens for c in (*self.scheduler.parked, running))
+            held = sum(c.tokens for c in (*self.scheduler.parked, running))
             assert running.abandoned or held <= self.park_limit_bytes
             self.parks.append(running)
             drive.asked = True
@@ -209,12 +209,12 @@ class Device:
         if self.second_opinion is None or (running and (running.phase == Phase.PARKING or running.abandoned)):
             return None
         cohorts = [cohort for cohort in (*self.scheduler.parked, running) if cohort and cohort.members]
-        waiting = [candidate.request for candidate in self.scheduler.waiting.values()]
+        waiting = list(self.scheduler.waiting)
         return self.second_opinion([*waiting, *cohorts], running), running
 
     def _start(self, cohort: Cohort) -> None:
-        assert cohort.members == [share.request for share in cohort.slice.shares]
-        for share in cohort.slice.shares:
+        assert cohort.members == [share.request for share in cohort.shares]
+        for share in cohort.shares:
             request = share.request
             if needed := blocks_needed(request, BLOCK):
                 assert request not in self._held
@@ -223,7 +223,7 @@ class Device:
                 request.admitted = True
         assert self.blocks.free >= 0, "more blocks than there are"
         self.starts.append((self.now, cohort))
-        seconds = self.speed * PREDICTOR(cohort.slice.parts)
+        seconds = self.speed * PREDICTOR(cohort.extents)
         drive = self._drives[cohort] = Drive(cohort, seconds / len(BOUNDARIES), self.now)
         self._run(drive)
 
@@ -231,7 +231,7 @@ class Device:
         """Let it go on, to its end or to the next boundary at which it may do as asked. One reply will come."""
         end, reply = len(BOUNDARIES), partial(self._finished, drive)
         stops = range(self._passed(drive) + 1, end + 1)
-        if drive.passed < RAISES_AT and any(share.request in self.bad for share in drive.cohort.slice.shares):
+        if drive.passed < RAISES_AT and any(share.request in self.bad for share in drive.cohort.shares):
             end, reply = RAISES_AT, partial(self._failed, drive)
             stops = range(stops.start, end)
         level = self.scheduler.system.preempt
@@ -257,7 +257,7 @@ class Device:
 
     def _free_unused(self) -> None:
         """Blocks of requests that have ended, unless a forward pass, running or parked, may still touch them."""
-        leased = {share.request for cohort in self._drives for share in cohort.slice.shares}
+        leased = {share.request for cohort in self._drives for share in cohort.shares}
         for request in [request for request in self._held if request.state.terminal and request not in leased]:
             self._hand_back(self._held.pop(request), 0.0)
 
@@ -270,7 +270,7 @@ class Device:
         assert self.blocks.free + self._in_handover + sum(self._held.values()) == self.num_blocks
         cohorts = [*scheduler.parked, *([scheduler.running] if scheduler.running else [])]
         assert set(cohorts) == set(self._drives), "a drive nobody knows of"
-        places = [c.request for c in scheduler.waiting.values()] + [r for cohort in cohorts for r in cohort.members]
+        places = list(scheduler.waiting) + [r for cohort in cohorts for r in cohort.members]
         assert len(set(places)) == len(places), "in two places at once"
         assert all(not request.state.terminal for request in places)
         if not self._events:

@@ -13,11 +13,17 @@ import pytest
 import torch
 
 from engine.clock import LiveClock
-from engine.executor import Drive, Failed, Finished, Parked, Reply, ThreadExecutor, abandon, park
+from engine.executor import Drive, Failed, Finished, Forwards, Parked, Reply, ThreadExecutor, abandon, park
+from engine.fake import FakeModel
 from engine.gate import Gate
+from kv.cache import KVCache
 from scheduling.preempt import Preempt
 
 LAYER = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj")
+
+
+def forwards() -> Forwards:
+    return Forwards(FakeModel(), KVCache(1, 1, 1, 1, 1, torch.float32))
 
 
 class Hold:
@@ -41,7 +47,7 @@ class Rig:
     """An executor whose replies are collected."""
 
     async def __aenter__(self) -> Rig:
-        self.executor = ThreadExecutor("test", LiveClock(), threads=1)
+        self.executor = ThreadExecutor("test", LiveClock(), forwards(), threads=1)
         self.replies: asyncio.Queue[Reply] = asyncio.Queue()
         self.executor.on_reply = self.replies.put_nowait
         await self.executor.ready()
@@ -150,6 +156,6 @@ def test_the_thread_has_its_own_thread_count_and_inference_mode() -> None:
 def test_thread_counts_below_one_are_refused() -> None:
     async def main() -> None:
         with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
-            ThreadExecutor("x", LiveClock(), threads=0)
+            ThreadExecutor("x", LiveClock(), forwards(), threads=0)
 
     asyncio.run(main())

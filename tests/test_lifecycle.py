@@ -141,7 +141,7 @@ def test_a_late_signal_about_a_request_that_is_gone_is_ignored_and_counted(lab: 
     request = lab.submit(tokens=5)
     lab.engine.abort(request.id)  # its arrival is still in the inbox
     lab.run()
-    assert lab.engine.prefill[0].late_signals >= 1
+    assert lab.engine.prefill[0].prefills.late_signals >= 1
     assert ends(lab, request) == [Kind.ABORTED]
 
 
@@ -295,7 +295,7 @@ def test_a_crash_of_the_engines_own_code_leaves_nobody_waiting() -> None:
     def broken(*args: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    lab.engine.prefill[0].scheduler.decide = broken  # type: ignore[method-assign]
+    lab.engine.prefill[0].prefills.scheduler.decide = broken  # type: ignore[method-assign]
     request = lab.submit(tokens=5)
     with pytest.raises(RequestFailed, match="prefill-0 has crashed: ZeroDivisionError"):
         outputs(lab, request)

@@ -7,22 +7,24 @@ from collections import Counter
 import pytest
 import torch
 
-from engine.sampling import Draw, sample
+from engine.sampling import Draw, Sampled, sample
 from scheduling.request import Sampling
 
 
-def draws(rows: int, sampling: Sampling, **fixed: int) -> list[Draw]:
-    return [
-        Draw(row, sampling, fixed.get("seed", row), fixed.get("index", 0), fixed.get("position", 5))
-        for row in range(rows)
-    ]
+def draws(rows: int, sampling: Sampling) -> list[list[Draw]]:
+    return [[Draw(sampling, seed=row, index=0, position=5)] for row in range(rows)]
+
+
+def one(logits: torch.Tensor, sampling: Sampling, seed: int = 0, index: int = 0, position: int = 0) -> Sampled:
+    """One draw from one row."""
+    return sample(logits, [[Draw(sampling, seed, index, position)]])[0][0]
 
 
 def test_temperature_0_in_a_batch_with_sampled_ones_is_the_exact_argmax() -> None:
     """Case C13."""
     logits = torch.randn(64, 1000, generator=torch.Generator().manual_seed(1))
-    mixed = [Draw(row, Sampling(temperature=0.0 if row % 2 else 1.3, top_p=0.9), row, 0, 0) for row in range(64)]
-    tokens = [s.token for s in sample(logits, mixed)]
+    mixed = [[Draw(Sampling(temperature=0.0 if row % 2 else 1.3, top_p=0.9), row, 0, 0)] for row in range(64)]
+    tokens = [drawn.token for (drawn,) in sample(logits, mixed)]
     assert [tokens[row] for row in range(1, 64, 2)] == logits.argmax(-1)[1::2].tolist()
     assert tokens[::2] != logits.argmax(-1)[::2].tolist()
 
@@ -32,17 +34,23 @@ def test_a_draw_depends_on_seed_choice_and_position_and_on_nothing_else() -> Non
     warm = Sampling(temperature=1.0)
 
     def token(seed: int, index: int, position: int) -> int:
-        return sample(logits, [Draw(0, warm, seed, index, position)])[0].token
+        return one(logits, warm, seed, index, position).token
 
     assert token(1, 0, 0) == token(1, 0, 0)
     assert len({token(seed, index, position) for seed in range(3) for index in range(3) for position in range(3)}) == 27
     together = torch.cat([torch.randn(1, 10_000), logits])
-    assert sample(together, [Draw(1, warm, 1, 0, 0)])[0].token == token(1, 0, 0)
+    assert sample(together, [[], [Draw(warm, 1, 0, 0)]])[1][0].token == token(1, 0, 0)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-30, 1e-6])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(3)) + 40
+    assert one(logits, Sampling(temperature=temperature)).token == int(logits.argmax())
 
 
 def test_frequencies_follow_the_distribution() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
-    counts = Counter(sample(logits, [Draw(0, Sampling(temperature=0.7), 3, 0, i)])[0].token for i in range(4000))
+    counts = Counter(one(logits, Sampling(temperature=0.7), 3, 0, i).token for i in range(4000))
     expected = torch.softmax(logits[0] / 0.7, -1)
     for token in range(4):
         assert counts[token] / 4000 == pytest.approx(float(expected[token]), abs=0.025)
@@ -52,7 +60,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
 
     def tokens(top_p: float) -> set[int]:
-        return {sample(logits, [Draw(0, Sampling(temperature=1.0, top_p=top_p), 0, 0, i)])[0].token for i in range(400)}
+        return {one(logits, Sampling(temperature=1.0, top_p=top_p), position=i).token for i in range(400)}
 
     assert tokens(0.4) == {0}
     assert tokens(0.7) == {0, 1}
@@ -64,11 +72,11 @@ def test_logprobs_come_from_the_raw_logits() -> None:
     """Case C15: temperature and top-p change the choice, not what is reported of it."""
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(2))
     raw = torch.log_softmax(logits[0], -1)
-    sampled = sample(logits, [Draw(0, Sampling(temperature=0.3, top_p=0.5, logprobs=3), 4, 0, 0)])[0]
+    sampled = one(logits, Sampling(temperature=0.3, top_p=0.5, logprobs=3), seed=4)
     assert sampled.logprob == pytest.approx(float(raw[sampled.token]))
     assert [token for token, _ in sampled.top] == raw.topk(3).indices.tolist()
-    assert sample(logits, draws(1, Sampling(logprobs=0)))[0].top == ()
-    assert sample(logits, draws(1, Sampling()))[0].logprob is None
+    assert one(logits, Sampling(logprobs=0)).top == ()
+    assert one(logits, Sampling()).logprob is None
 
 
 def test_nan_logits_are_an_error_that_names_the_rows() -> None:

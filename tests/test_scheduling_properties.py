@@ -14,7 +14,7 @@ from scheduling_helpers import BLOCK, BOUNDARIES, PREDICTOR, Contender, Device, 
 from scheduling.batch import Alone, Batch, FillBudget, SLOAware, blocks_needed
 from scheduling.cohort import Cohort
 from scheduling.order import DEDF, EDF, FCFS, SEDF, Candidate, Late, Order
-from scheduling.plan import Chunked, Plan, Whole, later_parts
+from scheduling.plan import Chunked, Plan, Whole, later_extents
 from scheduling.preempt import Preempt
 from scheduling.presets import PRESETS, System
 from scheduling.request import SLO, Request, State
@@ -165,15 +165,16 @@ def published_choice(device: Device, contenders: list[Contender], running: Cohor
     def key(contender: Contender) -> tuple[Fraction, float, bool, int]:
         if isinstance(contender, Cohort):
             request = contender.head
-            computed = next(share.stop for share in contender.slice.shares if share.request is request)
-            left = Fraction(PREDICTOR(contender.slice.parts)) * (1 - Fraction(device.done(contender)))
+            computed = next(share.stop for share in contender.shares if share.request is request)
+            left = Fraction(PREDICTOR(contender.extents)) * (1 - Fraction(device.done(contender)))
         else:
             request, computed, left = contender, contender.computed, Fraction(0)
         if request.slo.ttft is None:  # best effort: behind the feasible, before the late; by arrival
             priority, arrival = Fraction(0), request.arrival
         else:
             arrival = 0.0
-            left += sum(Fraction(PREDICTOR([p])) for p in later_parts(device.scheduler.system.plan, request, computed))
+            later = later_extents(device.scheduler.system.plan, request, computed)
+            left += sum(Fraction(PREDICTOR([extent])) for extent in later)
             slack = Fraction(request.deadline) - Fraction(device.now) - left
             priority = (1 if slack > 0 else -1) / Fraction(request.deadline)
         return -priority, arrival, contender is not running, request.id
@@ -194,7 +195,7 @@ def test_s_edf_decides_as_published(
     played.run()
     for expected, running, decision in played.opinions:
         if running is None:
-            assert (decision.resume or (decision.start and decision.start.slice.shares[0].request)) is expected
+            assert (decision.resume or (decision.start and decision.start.shares[0].request)) is expected
         else:
             assert (decision.park is running) == (expected is not running and preempt.inside_a_forward)
 
@@ -227,10 +228,11 @@ def test_an_urgent_arrival_starts_within_one_boundary(
     long, urgent = Job(0.0, LONGEST, ttft=100.0), Job(at, length, ttft=8.0)
     played = Device(System(order, Alone(), Whole(), preempt), [long, urgent])
     played.run()
-    start = next(time for time, cohort in played.starts if cohort.head is played.requests[1])
-    operators = {Preempt.LAYER: 4, Preempt.HALF_LAYER: 2, Preempt.OPERATOR: 1}[preempt]
+    start = next(time for time, cohort in played.starts if cohort.shares[0].request is played.requests[1])
+    operators = {Preempt.LAYER: 4, Preempt.HALF_LAYER: 2, Preempt.OPERATOR: 1, Preempt.RESTART: 1}[preempt]
     assert start - at <= operators * PREDICTOR([(0, LONGEST)]) / len(BOUNDARIES)
-    assert played.finished_at[played.requests[0]] == PREDICTOR([(0, LONGEST)]) + PREDICTOR([(0, length)])
+    lost = start if preempt == Preempt.RESTART and played.parks else 0.0
+    assert played.finished_at[played.requests[0]] == lost + PREDICTOR([(0, LONGEST)]) + PREDICTOR([(0, length)])
 
 
 # Batches
@@ -246,11 +248,11 @@ def test_batching_never_makes_the_head_late(order: Order, batch: SLOAware, plan:
     played = Device(System(order, batch, plan, Preempt.OPERATOR), jobs)
     played.run()
     for time, cohort in played.starts:
-        own, *mates = cohort.slice.shares
+        own, *mates = cohort.shares
         if mates:
-            later = sum(PREDICTOR([part]) for part in later_parts(plan, own.request, own.stop))
+            later = sum(PREDICTOR([extent]) for extent in later_extents(plan, own.request, own.stop))
             left = own.request.deadline - batch.margin * (own.request.slo.ttft or 0) - time
-            assert PREDICTOR(cohort.slice.parts) + later <= left
+            assert PREDICTOR(cohort.extents) + later <= left
 
 
 @many
@@ -261,7 +263,7 @@ def test_a_budget_is_kept_by_all_but_a_single_long_prompt(
     played = Device(System(order, batch, plan, Preempt.NEVER), jobs)
     played.run()
     for _, cohort in played.starts:
-        assert cohort.slice.tokens <= batch.budget or len(cohort.slice.shares) == 1
+        assert cohort.tokens <= batch.budget or len(cohort.shares) == 1
 
 
 @many
@@ -269,5 +271,5 @@ def test_a_budget_is_kept_by_all_but_a_single_long_prompt(
 def test_distserve_serves_strictly_in_order_of_arrival(batch: FillBudget, jobs: list[Job]) -> None:
     played = Device(replace(PRESETS["distserve"], batch=batch), jobs)
     played.run()
-    served = [share.request.arrival for _, cohort in played.starts for share in cohort.slice.shares]
+    served = [share.request.arrival for _, cohort in played.starts for share in cohort.shares]
     assert served == sorted(served)
