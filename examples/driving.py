@@ -69,8 +69,11 @@ class Driver:
     def gate(self, level: Preempt = Preempt.OPERATOR) -> Gate:
         return self._executor.gate(level)
 
-    def prefill(self, prompt: Sequence[int], gate: Gate) -> Drive:
-        """A forward pass over a whole prompt that samples its first token, not yet started."""
+    def prefill(self, prompt: Sequence[int], gate: Gate, *, first_block: int = 0) -> Drive:
+        """A forward pass over a whole prompt, not yet started; it samples the first token, with five logprobs.
+
+        K and V go to the blocks from `first_block` on: prefills under way together must not share any.
+        """
         draws = (Draw(Sampling(logprobs=5), seed=0, index=0, position=len(prompt)),)
         layers, blocks = self.model.config.num_layers, tuple(range(first_block, self.cache.num_blocks))
         work = Work(layers, (Part(prompt, 0, blocks, draws),), last=layers)
