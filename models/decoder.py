@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from models.attention import attention
+from models.attention import Attend, default_backend, plan_attention
 from models.batch import Batch
 from models.config import ModelConfig
 from models.linear import Linear, RMSNorm
@@ -58,7 +58,7 @@ class Layer:
         heads, kv_heads = config.num_heads, config.num_kv_heads
         family = config.family
         self.head_dim = head_dim
-        self.heads = [heads, kv_heads, kv_heads]
+        self.num_heads, self.num_kv_heads = heads, kv_heads
         self.norm = RMSNorm("input_layernorm", hidden, config.rms_norm_eps, dtype, device)
         parts = {
             "self_attn.q_proj": heads * head_dim,
@@ -74,15 +74,19 @@ class Layer:
         self.mlp = MLP(config, dtype, device)
 
     def qkv(self, x: torch.Tensor, rotation: Rotation, batch: Batch, index: int) -> torch.Tensor:
-        """[rows, hidden] -> q, [rows, heads, head_dim]; K and V of the rows go to the cache."""
+        """[rows, hidden] -> q, [rows, heads, head_dim]; K and V of the rows go to the cache.
+
+        RoPE and the writes belong to this operator: what is left in the frame of a parked forward pass is q alone.
+        """
         heads = self.qkv_proj(self.norm(x)).view(len(x), -1, self.head_dim)
-        q, k, v = torch.split(heads, self.heads, dim=1)
+        qk, v = torch.split(heads, [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        cache = batch.cache
-        cache.key[index].flatten(0, 1).index_copy_(0, batch.slots, rotate(k, rotation).to(cache.dtype))
-        cache.value[index].flatten(0, 1).index_copy_(0, batch.slots, v.to(cache.dtype))
-        return rotate(q, rotation).to(cache.dtype)
+            q, k = torch.split(qk, [self.num_heads, self.num_kv_heads], dim=1)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+        q, k = torch.split(rotate(qk, rotation), [self.num_heads, self.num_kv_heads], dim=1)
+        batch.cache.key[index].flatten(0, 1).index_copy_(0, batch.slots, k)
+        batch.cache.value[index].flatten(0, 1).index_copy_(0, batch.slots, v)
+        return q
 
     def parameters(self, prefix: str) -> dict[str, torch.Tensor]:
         parts = (self.norm, self.qkv_proj, self.q_norm, self.k_norm, self.o_proj, self.mlp)
@@ -92,11 +96,18 @@ class Layer:
 class Model:
     """One model on one device. Weights are uninitialised until a loader has filled `parameters_wanted()`."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        attention: str | None = None,
+    ) -> None:
         self.config = config
         self.dtype = dtype
         self.cache_dtype = dtype
         self.device = torch.device(device)
+        self.attention = attention
         self.operators: tuple[str, ...] = ("qkv_proj", "attention", "o_proj", *MLP.operators)
         hidden, vocab = config.hidden_size, config.vocab_size
         self.embed_tokens = Linear(hidden, {"model.embed_tokens": vocab}, False, dtype, self.device)
@@ -139,16 +150,21 @@ class Model:
         any time apart. It is not changed in place.
         """
         rotation = self.rope.rotation(batch.positions)
+        attend = self._plan_attention(batch)
         for index in range(first, last):
             layer = self.layers[index]
             q = layer.qkv(x, rotation, batch, index)
             await gate.operator("qkv_proj")
-            out = attention(q, batch, index).to(x.dtype)
+            out = attend(q, index).flatten(1)
             await gate.operator("attention")
             x = x + layer.o_proj(out)
             await gate.operator("o_proj")
             x = await layer.mlp(x, gate)
         return x
+
+    def _plan_attention(self, batch: Batch) -> Attend:
+        backend = self.attention or default_backend(self.device, self.dtype, batch.cache.block_size)
+        return plan_attention(batch, backend)
 
     def head(self, x: torch.Tensor) -> torch.Tensor:
         """Rows [rows, hidden] behind the last layer -> logits, float32 [rows, vocab]."""

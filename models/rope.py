@@ -147,10 +147,10 @@ class Rope:
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Turn every head of `x` [rows, heads, head_dim]; computed and returned in float32."""
-    first, second = x.chunk(2, dim=-1)
+    """Turn every head of `x` [rows, heads, head_dim]; computed in float32, returned in x's type."""
+    first, second = x.float().chunk(2, dim=-1)
     cos, sin = rotation
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 def _frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
