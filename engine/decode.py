@@ -106,6 +106,7 @@ class Decodes:
             theirs.free()
         for choice in choices:
             choice.table = table if choice is choices[0] else table.fork(prompt, tokens)
+            choice.cached = prompt
 
     def _same_pool(self, table: BlockTable) -> bool:
         return table.quota.pool is self.quota.pool
@@ -152,7 +153,7 @@ class Decodes:
             copies.extend(self._copy_on_write(choice))
         tables = [choice.held for choice in choices]
         parts = tuple(
-            Part(choice.tokens[-1:], choice.cached, table.blocks, (choice.next_draw,))
+            Part(choice.pending, choice.cached, table.blocks, (choice.next_draw,))
             for choice, table in zip(choices, tables, strict=True)
         )
         return Step(choices, parts, copies, self.quota.pool.lease(tables))
@@ -161,7 +162,8 @@ class Decodes:
         step.lease.release()
         for copy in step.copies:
             copy.lease.release()
-        for choice, (token,) in zip(step.choices, sampled, strict=True):
+        for choice, part, (token,) in zip(step.choices, step.parts, sampled, strict=True):
+            choice.cached += len(part.tokens)
             if choice.finish is None and not choice.request.state.terminal:
                 self.on_token(choice, token, time)
             if choice.finish is not None:

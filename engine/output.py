@@ -28,18 +28,26 @@ class Output:
 class Choice:
     """One of the n continuations of a request: its tokens so far, and the blocks that hold its K and V.
 
-    The cache holds the prompt and all generated tokens but the last, which the next decode step computes.
+    `cached`: tokens of prompt and output whose K and V are in the cache. The next decode step computes the others: the
+    last token, or all of them after the blocks had to be given up and the prompt was computed once more.
     """
 
     request: Request
     index: int
     tokens: list[int] = field(default_factory=list)
+    cached: int = 0
     table: BlockTable | None = None
     finish: Finish | None = None
 
     @property
-    def cached(self) -> int:
-        return len(self.request.prompt) + len(self.tokens) - 1
+    def length(self) -> int:
+        """Tokens of prompt and output."""
+        return len(self.request.prompt) + len(self.tokens)
+
+    @property
+    def pending(self) -> list[int]:
+        """Tokens that the next decode step computes; from the last one's logits the next token is drawn."""
+        return self.tokens[self.cached - len(self.request.prompt) :]
 
     @property
     def held(self) -> BlockTable:
@@ -49,7 +57,7 @@ class Choice:
 
     @property
     def next_draw(self) -> Draw:
-        return Draw(self.request.sampling, self.request.seed, self.index, self.cached + 1)
+        return Draw(self.request.sampling, self.request.seed, self.index, self.length)
 
     def free(self) -> None:
         self.held.free()
