@@ -8,18 +8,12 @@ An ablation changes one answer and keeps four:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from scheduling.batch import Batch, FillBudget, SLOAware
 from scheduling.order import FCFS, SEDF, Order
+from scheduling.placement import Disaggregated, Placement, refuse_impossible
 from scheduling.plan import Chunked, Plan, Whole
 from scheduling.preempt import Preempt
-
-
-class Placement(Enum):
-    """Beside which decodes?"""
-
-    DISAGGREGATED = "disaggregated"  # prefill and decode instances, with a KV hand-over between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +22,10 @@ class System:
     batch: Batch
     plan: Plan
     preempt: Preempt
-    placement: Placement = Placement.DISAGGREGATED
+    placement: Placement = Disaggregated()
+
+    def __post_init__(self) -> None:
+        refuse_impossible(self.placement, self.preempt)
 
 
 PRESETS: dict[str, System] = {
