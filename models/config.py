@@ -73,7 +73,7 @@ class ModelConfig:
         or not supported.
         """
         architectures = config.get("architectures") or []
-        if len(architectures) != 1 or architectures[0] not in FAMILIES:
+        if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in FAMILIES:
             supported = ", ".join(FAMILIES)
             raise ValueError(f"config.json: architectures {architectures} not supported; supported: {supported}")
         architecture = architectures[0]
@@ -91,7 +91,8 @@ class ModelConfig:
                 f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
             )
         if family.default_head_dim is None and config.get("head_dim") is None and hidden_size % num_heads:
-            raise ValueError(f"config.json: hidden_size {hidden_size} is no multiple of {num_heads} heads")
+            sizes = f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}"
+            raise ValueError(f"config.json: {sizes}, and there is no head_dim")
         head_dim = _count(config, "head_dim", family.default_head_dim or hidden_size // num_heads)
         if head_dim % 2:
             raise ValueError(f"config.json: head_dim must be even for RoPE, got {head_dim}")
@@ -99,8 +100,10 @@ class ModelConfig:
         eps = config.get("rms_norm_eps")
         if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < 1:
             raise ValueError(f"config.json: rms_norm_eps must be a small positive number, got {eps!r}")
+        tie_word_embeddings = config.get("tie_word_embeddings", False)
+        if not isinstance(tie_word_embeddings, bool):
+            raise ValueError(f"config.json: tie_word_embeddings must be true or false, got {tie_word_embeddings!r}")
         max_position_embeddings = _count(config, "max_position_embeddings")
-        vocab_size = _count(config, "vocab_size")
         return cls(
             architecture=architecture,
             num_layers=num_layers,
@@ -109,10 +112,10 @@ class ModelConfig:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             intermediate_size=_count(config, "intermediate_size"),
-            vocab_size=vocab_size,
+            vocab_size=_count(config, "vocab_size"),
             max_position_embeddings=max_position_embeddings,
             rms_norm_eps=float(eps),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tie_word_embeddings=tie_word_embeddings,
             rope=RopeConfig.from_hf(config, max_position_embeddings),
             eos_token_ids=_eos(config, "config.json") | _eos(generation_config or {}, "generation_config.json"),
         )
@@ -139,7 +142,7 @@ def _eos(config: Mapping[str, Any], file: str) -> frozenset[int]:
 
 
 def _refuse_sliding_window(config: Mapping[str, Any], architecture: str, num_layers: int) -> None:
-    """Qwen's configs carry a window they do not use; one that some layer uses is refused."""
+    """Qwen's configs carry a window that they do not use; one that some layer uses is refused."""
     layer_types = config.get("layer_types")
     if layer_types is not None:
         used = any(kind != "full_attention" for kind in layer_types)

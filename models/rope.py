@@ -61,6 +61,9 @@ class RopeConfig:
         ValueError, naming the key, for a kind or a key that is not computed here, a missing key, or a bad number.
         """
         old, new = config.get("rope_scaling"), config.get("rope_parameters")
+        for key, part in (("rope_scaling", old), ("rope_parameters", new)):
+            if part is not None and not isinstance(part, Mapping):
+                raise ValueError(f"config.json: {key} must be an object, got {part!r}")
         if old and new and dict(old) != dict(new):
             raise ValueError(f"config.json: rope_scaling {old} and rope_parameters {new} disagree; keep one of them")
         values: dict[str, Any] = dict(old or new or {})
@@ -84,7 +87,7 @@ class RopeConfig:
                 raise ValueError(f"config.json: rope {key!r} must be a positive number, got {value!r}")
             return float(value)
 
-        theta = number("rope_theta", config.get("rope_theta") or 10_000.0)
+        theta = number("rope_theta", config.get("rope_theta", 10_000.0))
         if kind == "default":
             return cls(theta=theta)
         if kind == "linear":
@@ -101,6 +104,9 @@ class RopeConfig:
                 raise ValueError(f"config.json: rope low_freq_factor {low} must be below high_freq_factor {high}")
             return cls(kind, theta, number("factor"), original, low, high)
 
+        truncate = values.get("truncate", True)
+        if not isinstance(truncate, bool):
+            raise ValueError(f"config.json: rope 'truncate' must be true or false, got {truncate!r}")
         factor = number("factor", max_position_embeddings / original)
         if values.get("attention_factor") is not None:
             attention_factor = number("attention_factor")
@@ -115,7 +121,7 @@ class RopeConfig:
             original,
             beta_fast=number("beta_fast", 32.0),
             beta_slow=number("beta_slow", 1.0),
-            truncate=values.get("truncate", True),
+            truncate=truncate,
             attention_factor=attention_factor,
         )
 
