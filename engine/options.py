@@ -12,7 +12,7 @@ from engine.engine import Engine
 from engine.profile import load_or_measure
 from models.load import load_model
 from scheduling.batch import Alone
-from scheduling.order import EDF, Late
+from scheduling.order import DEDF, Late
 from scheduling.preempt import Preempt
 from scheduling.presets import PRESETS, System, preset
 from scheduling.request import SLO
@@ -51,8 +51,8 @@ def system_from_args(args: argparse.Namespace) -> System:
     if args.preempt is not None:
         system = replace(system, preempt=Preempt[args.preempt.upper()])
     if args.late is not None:
-        if not isinstance(system.order, EDF):
-            raise ValueError(f"--late has no meaning for {args.system}: its order knows no deadlines")
+        if not isinstance(system.order, DEDF):
+            raise ValueError(f"--late has no meaning for {args.system}: its order never counts a request as late")
         system = replace(system, order=replace(system.order, late=Late(args.late)))
     if args.token_budget is not None:
         if isinstance(system.batch, Alone):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf
 from typing import Protocol
 
 from scheduling.request import Request
@@ -63,6 +62,18 @@ class FCFS:
 class EDF:
     """Earliest deadline first, late or not; best effort last."""
 
+    def rank(self, candidate: Candidate, now: float) -> Rank:
+        request = candidate.request
+        return (_BEST_EFFORT, request.arrival) if request.slo.ttft is None else (_FEASIBLE, request.deadline)
+
+    def refuses(self, candidate: Candidate, now: float) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class DEDF:
+    """Deadline-aware EDF: late once the deadline has passed. The paper names it without a definition; this is ours."""
+
     late: Late = Late.PUBLISHED
     patience: float = 4.0  # of Late.AGED, in multiples of the request's own TTFT target
 
@@ -72,7 +83,7 @@ class EDF:
 
     def late_from(self, candidate: Candidate) -> float:
         """The moment from which the candidate counts as late, in seconds on the engine's clock."""
-        return inf
+        return candidate.request.deadline
 
     def rank(self, candidate: Candidate, now: float) -> Rank:
         request = candidate.request
@@ -89,15 +100,7 @@ class EDF:
 
 
 @dataclass(frozen=True, slots=True)
-class DEDF(EDF):
-    """Deadline-aware EDF: late once the deadline has passed. The paper names it without a definition; this is ours."""
-
-    def late_from(self, candidate: Candidate) -> float:
-        return candidate.request.deadline
-
-
-@dataclass(frozen=True, slots=True)
-class SEDF(EDF):
+class SEDF(DEDF):
     """Slack-aware EDF, FlowPrefill's order: late once the predicted remaining work no longer fits (slack <= 0)."""
 
     def late_from(self, candidate: Candidate) -> float:
