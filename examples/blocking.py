@@ -14,19 +14,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import mean, median
-from time import perf_counter_ns
 from typing import Any
 
 from engine.executor import Finished, park
 from engine.gate import Gate
 from engine.metrics import percentile
 from examples.driving import Driver, describe, run, serving_threads
+from examples.gate_cost import gate_nanoseconds, paired_overhead
+from models.decoder import Model
 from models.load import load_model
 from scheduling.preempt import Preempt
 
@@ -50,18 +51,6 @@ class TimedGate(Gate):
         gate = self._gate.operator(name)
         self.times.append((name, self._now()))
         return gate
-
-
-class NoGate(Gate):
-    """What the forward pass awaits where there is no gate: nothing, at the least cost a call can have."""
-
-    __slots__ = ()
-
-    def operator(self, name: str) -> Gate:
-        return self
-
-    def __await__(self) -> Generator[None]:
-        return iter(())  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,43 +120,6 @@ async def measure_parks(
     return blocked
 
 
-async def gate_nanoseconds(driver: Driver, repeats: int = 20_000) -> float:
-    """What one `await gate.operator(name)` costs on the executor's thread, loop overhead taken off. Best of five."""
-
-    async def gated() -> int:
-        gate = driver.gate()
-        began = perf_counter_ns()
-        for _ in range(repeats):
-            await gate.operator("qkv_proj")
-        return perf_counter_ns() - began
-
-    async def empty() -> int:
-        began = perf_counter_ns()
-        for _ in range(repeats):
-            pass
-        return perf_counter_ns() - began
-
-    with_gates = [await driver.call(gated()) for _ in range(5)]
-    without = [await driver.call(empty()) for _ in range(5)]
-    return (min(with_gates) - min(without)) / repeats
-
-
-async def paired_overhead(driver: Driver, prompt: Sequence[int], pairs: int, random: Random) -> dict[str, Any]:
-    """Gated against gate-free forward passes, alternating in random order: median of the pairs' ratios, less one.
-
-    The interval is a 95 % bootstrap one of that median: other work on the machine makes outliers, not normal noise.
-    """
-    ratios = []
-    for _ in range(pairs):
-        seconds = {}
-        for gated in random.sample((True, False), 2):
-            seconds[gated] = await driver.seconds(prompt, driver.gate() if gated else NoGate())
-        ratios.append(seconds[True] / seconds[False])
-    medians = sorted(median(random.choices(ratios, k=pairs)) for _ in range(2000))
-    low, high = medians[49], medians[1949]
-    return {"median": median(ratios) - 1, "low": low - 1, "high": high - 1, "pairs": pairs}
-
-
 async def loop_lag(driver: Driver, prompt: Sequence[int], seconds: float) -> list[float]:
     """How late, in seconds, a coroutine that wants to run every TICK does run while the executor computes."""
     lags: list[float] = []
@@ -190,21 +142,10 @@ async def loop_lag(driver: Driver, prompt: Sequence[int], seconds: float) -> lis
 
 
 async def measure(
-    model_name: str,
-    tokens: int,
-    *,
-    parks: int = 100,
-    pairs: int = 40,
-    lag_seconds: float = 5.0,
-    threads: int = 0,
-    dtype: str = "auto",
-    device: str = "cpu",
-    seed: int = 0,
+    model: Model, tokens: int, *, parks: int, pairs: int, lag_seconds: float, threads: int, seed: int
 ) -> dict[str, Any]:
-    """All three measurements; the keys are described in the module's docstring and in README.md."""
+    """All three measurements. Keys end with their unit; overheads are fractions."""
     random = Random(seed)
-    model = load_model(model_name, dtype=dtype, device=device)
-    threads = threads or serving_threads()
     driver = Driver(model, max(tokens, GATE_COST_TOKENS), threads=threads)
     prompt, short = driver.prompt(tokens), driver.prompt(GATE_COST_TOKENS)
     for _ in range(2):
@@ -227,7 +168,6 @@ async def measure(
     lags = await loop_lag(driver, prompt, lag_seconds)
     await driver.close()
     return {
-        "model": model_name,
         "tokens": tokens,
         "threads": threads,
         "machine": describe(model.device),
@@ -274,33 +214,29 @@ def summary(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tokens", type=int, default=1024, help="prompt length (default %(default)s)")
     parser.add_argument("--parks", type=int, default=100, help="park requests at each level (default %(default)s)")
     parser.add_argument("--pairs", type=int, default=40, help="pairs of gated and gate-free runs (default %(default)s)")
+    parser.add_argument("--lag-seconds", type=float, default=5.0, help="of watching the loop (default %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="of the executor (default: as when serving)")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the figures here")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for name in ("tokens", "parks", "pairs"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
-    result = run(
-        measure(
-            args.model,
-            args.tokens,
-            parks=args.parks,
-            pairs=args.pairs,
-            threads=args.threads,
-            dtype=args.dtype,
-            device=args.device,
-            seed=args.seed,
-        )
-    )
+    try:
+        model = load_model(args.model, dtype=args.dtype, device=args.device)
+    except ValueError as error:
+        parser.error(str(error))
+    threads = args.threads or serving_threads()
+    sizes = {"parks": args.parks, "pairs": args.pairs, "lag_seconds": args.lag_seconds}
+    result = {"model": args.model} | run(measure(model, args.tokens, threads=threads, seed=args.seed, **sizes))
     print(summary(result))
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.intervals import DriveInterval, Intervals, RequestInterval
 from engine.timeline import Event, Kind
 from scheduling.request import Request
@@ -15,12 +17,18 @@ class History:
         self.phases: list[RequestInterval] = []
         self.requests: dict[int, Request] = {}
         self.first_tokens: dict[int, float] = {}
-        self._intervals = Intervals(self.drives.append, self.phases.append)
+        self._intervals = Intervals(self.drives.append, self._on_phase)
 
     def __call__(self, event: Event) -> None:
+        request = event.request
+        if request is not None and event.kind is Kind.ARRIVED:
+            # A copy: through the engine's own request, a history would keep the engine's KV cache alive.
+            self.requests[request.id] = Request(
+                request.id, request.prompt, slo=request.slo, arrival=request.arrival, label=request.label
+            )
+        elif request is not None and event.kind is Kind.FIRST_TOKEN:
+            self.first_tokens[request.id] = event.time
         self._intervals(event)
-        if event.request is not None:
-            if event.kind is Kind.ARRIVED:
-                self.requests[event.request.id] = event.request
-            elif event.kind is Kind.FIRST_TOKEN:
-                self.first_tokens[event.request.id] = event.time
+
+    def _on_phase(self, interval: RequestInterval) -> None:
+        self.phases.append(replace(interval, request=self.requests[interval.request.id]))

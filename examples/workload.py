@@ -13,19 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+from engine.slo_classes import SLO_CLASSES
 from scheduling.request import SLO
 
 BASE_RATE = 2.746  # requests per second: 327 in 119.08 s
 
-# TTFT and TBT targets for Llama-3.1-8B on one A800, from the FlowPrefill authors' benchmark.
-SLOS = {
-    "text": SLO(ttft=0.25, tbt=0.1),
-    "image": SLO(ttft=0.5, tbt=0.1),
-    "search": SLO(ttft=4.0, tbt=0.2),
-    "file": SLO(ttft=6.0, tbt=0.2),
-}
+SLOS = {label: SLO_CLASSES[label] for label in ("text", "image", "search", "file")}
 
-# Prefill of 1,024 tokens by that model on that card, in seconds: what another machine's SLOs are scaled against.
+# Prefill of 1,024 tokens on the machine those SLOs are for, in seconds: another machine's are scaled against it.
 A800_1K_PREFILL = 0.080
 
 
