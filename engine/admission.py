@@ -24,8 +24,8 @@ class Limits:
     @classmethod
     def of(cls, devices: Sequence[Device], config: EngineConfig) -> Limits:
         quotas = {name: quota for device in devices for name, quota in device.pool.quotas.items()}
-        prefill = min(quota.limit for name, quota in quotas.items() if name.startswith("prefill"))
-        decode = min(quota.limit for name, quota in quotas.items() if name.startswith("decode"))
+        prefill = min(quota.limit for name, quota in quotas.items() if not name.startswith("decode"))
+        decode = min(quota.limit for name, quota in quotas.items() if not name.startswith("prefill"))
         shape = devices[0].model.config
         if config.max_model_len > shape.context_length:
             raise ValueError(

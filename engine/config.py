@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from scheduling.placement import Disaggregated
 from scheduling.predictor import Predictor
 from scheduling.presets import System, preset
 from scheduling.request import SLO
@@ -46,13 +47,22 @@ class EngineConfig:
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if not isinstance(self.system.placement, Disaggregated):
+            for name, value in (("decode_instances", 1), ("decode_threads", 0), ("prefill_share", 0.5)):
+                if getattr(self, name) != value:
+                    raise ValueError(f"{name} has no meaning for a co-located system: it decodes where it prefills")
         if not 0 < self.prefill_share < 1:
             raise ValueError(f"prefill_share must be between 0 and 1, got {self.prefill_share}")
 
     def threads(self) -> tuple[int, int]:
-        """(prefill, decode) threads of each instance: two busy threads on one core wreck each other's OpenMP regions,
-        so the cores are dealt out, a quarter of them to decode, which is bound by memory and not by arithmetic."""
+        """(prefill, decode) threads of each instance; of a co-located one, (all, 0).
+
+        Two busy threads on one core wreck each other's OpenMP regions, so the cores are dealt out: a quarter of them to
+        decode, which is bound by memory and not by arithmetic.
+        """
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if not isinstance(self.system.placement, Disaggregated):
+            return self.prefill_threads or max(1, cores // self.prefill_instances), 0
         for_decode = max(1, cores // 4)
         decode = self.decode_threads or max(1, for_decode // self.decode_instances)
         prefill = self.prefill_threads or max(1, (cores - for_decode) // self.prefill_instances)

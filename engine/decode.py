@@ -1,8 +1,9 @@
 """Decode: continuous batching. One step gives every running choice its next token.
 
-Admission is FCFS and reserves prompt + max_tokens, so a choice that has begun never runs out of blocks. `Decodes` keeps
-the books, `DecodeInstance` runs the steps on a device of their own. While a step runs, newcomers and leavers wait in
-the inbox; the next step sees them. Steps are never parked.
+Admission is FCFS. On an instance of their own decodes reserve prompt + max_tokens at admission, so a choice that has
+begun never runs out of blocks; beside prefills they take blocks as they grow. `Decodes` keeps the books,
+`DecodeInstance` runs the steps. While a step runs, newcomers and leavers wait in the inbox; the next step sees them.
+Steps are never parked.
 """
 
 from __future__ import annotations
@@ -64,10 +65,15 @@ class Decodes:
 
     `on_token(choice, sampled, time)` takes each token and sets `choice.finish` when it was the last one.
     `on_failed(request, error)` ends a request whose forward pass raised.
+
+    Where blocks are not reserved (`reserving` false) and a choice finds none to grow into, the latest request gives its
+    blocks up and is computed again later: `on_recompute(request)`. The oldest is never the one, so some always go on.
     """
 
-    def __init__(self, cache: KVCache, quota: Quota, max_batch: int) -> None:
+    def __init__(self, cache: KVCache, quota: Quota, max_batch: int, *, reserving: bool = True) -> None:
         self.quota = quota
+        self.reserving = reserving
+        self.on_recompute: Callable[[Request], None]
         self.on_token: Callable[[Choice, Sampled, float], None]
         self.on_failed: Callable[[Request, str], None]
         self._cache = cache
@@ -80,11 +86,28 @@ class Decodes:
     def idle(self) -> bool:
         return not self._choices
 
+    @property
+    def running(self) -> int:
+        """Choices that take part in a step."""
+        return min(len(self._choices), self._max_batch)
+
+    @property
+    def investigating(self) -> bool:
+        """Whether the next step tries a member of a failed one: nothing else may share its pass."""
+        return bool(self._suspects)
+
+    def next_token_due(self, patience: float) -> float:
+        """The moment by which some choice must have its next token, in seconds on the engine's clock.
+
+        Those without a TBT target wait `patience` seconds after their last. Infinite if there is nothing to decode.
+        """
+        return min((c.token_at + (c.request.slo.tbt or patience) for c in self._choices), default=float("inf"))
+
     # Admission, at hand-over
 
     def cost(self, request: Request, table: BlockTable) -> int:
         """Blocks that must be free to take over a prefilled request with all its choices."""
-        tokens = len(request.prompt) + request.sampling.max_tokens
+        tokens = len(request.prompt) + (request.sampling.max_tokens if self.reserving else 0)
         whole = self.quota.pool.blocks_for(tokens)
         first = self.quota.cost_to_adopt(table, tokens) if self._same_pool(table) else whole
         return first + (request.sampling.n - 1) * (whole - len(request.prompt) // self.quota.block_size)
@@ -96,7 +119,7 @@ class Decodes:
         prompt's rows first, and a lease keeps them until then. Raises OutOfBlocks if the quota has less than `cost`.
         """
         prompt = len(request.prompt)
-        tokens = prompt + request.sampling.max_tokens
+        tokens = prompt + (request.sampling.max_tokens if self.reserving else 0)
         if self._same_pool(table):
             self.quota.adopt(table, tokens)
         else:
@@ -142,12 +165,13 @@ class Decodes:
         """The next step's work; None if there is nothing to decode."""
         for choice in [choice for choice in self._choices if choice.finish is not None]:
             self._remove(choice)  # stopped from outside, by a stop string
-        if not self._choices:
-            return None
-        choices = self._choices[: self._max_batch]
         self._suspects = [choice for choice in self._suspects if choice in self._choices]
-        if self._suspects:
-            choices = [self._suspects.pop(0)]
+        choices = [self._suspects.pop(0)] if self._suspects else self._choices[: self._max_batch]
+        if not self.reserving:
+            choices = [choice for choice in choices if choice in self._choices and self._grow(choice)]
+            choices = [choice for choice in choices if choice in self._choices]  # growing may have cost others theirs
+        if not choices:
+            return None
         copies, self._copies = self._copies, []
         for choice in choices:
             copies.extend(self._copy_on_write(choice))
@@ -158,30 +182,51 @@ class Decodes:
         )
         return Step(choices, parts, copies, self.quota.pool.lease(tables))
 
+    def put_back(self, step: Step) -> None:
+        """The step is not run after all."""
+        step.lease.release()
+        self._copies[:0] = step.copies
+
     def finish_step(self, step: Step, sampled: Sequence[tuple[Sampled, ...]], time: float) -> None:
         step.lease.release()
         for copy in step.copies:
             copy.lease.release()
         for choice, part, (token,) in zip(step.choices, step.parts, sampled, strict=True):
             choice.cached += len(part.tokens)
+            choice.token_at = time
             if choice.finish is None and not choice.request.state.terminal:
                 self.on_token(choice, token, time)
             if choice.finish is not None:
                 self._remove(choice)
 
-    def fail_step(self, step: Step, error: str) -> None:
-        """One bad request does not take its mates with it: each member of the step is tried once more, alone."""
+    def fail_step(self, step: Step, error: str, *, alone: bool = True) -> None:
+        """One bad request does not take its mates with it: each member of the step is tried once more, alone.
+
+        `alone`: the pass computed nothing but this step.
+        """
         step.lease.release()
         self._copies[:0] = step.copies
         for copy in step.copies:
             if copy.request.state.terminal:
                 self._drop_copies(copy.request)
-        if len(step.choices) > 1:
+        if len(step.choices) > 1 or not alone:
             self._suspects.extend(step.choices)
         else:
             request = step.choices[0].request
             self.on_failed(request, error)
             self.leave(request)
+
+    def _grow(self, choice: Choice) -> bool:
+        """Room for the rows of the next step, at the expense of later requests if need be. False: not now."""
+        while not choice.held.can_extend(choice.length):
+            later = [other.request for other in self._choices if other.request.arrival > choice.request.arrival]
+            if not later:
+                return False  # the prefills hold the blocks; they will be done some time
+            victim = max(later, key=lambda request: (request.arrival, request.id))
+            self.leave(victim)
+            self.on_recompute(victim)
+        choice.held.extend(choice.length)
+        return True
 
     def _copy_on_write(self, choice: Choice) -> list[Copy]:
         """The copy of a block that this choice shares with its siblings and is about to write to, if there is one."""
@@ -211,6 +256,9 @@ class DecodeInstance(Inbox[Event]):
     @property
     def idle(self) -> bool:
         return self._step is None and self.decodes.idle and self.quiet
+
+    def release(self, request: Request) -> None:
+        self.post(Gone(request))
 
     def has_room(self, request: Request, table: BlockTable) -> bool:
         return self.decodes.cost(request, table) <= self.quota.free

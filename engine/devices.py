@@ -12,6 +12,7 @@ from engine.executor import Forwards
 from engine.forward import LanguageModel
 from kv.cache import KVCache
 from kv.pool import BlockPool, Quota
+from scheduling.placement import Disaggregated
 
 _MOST_KV_BYTES_ON_CPU = 4 << 30  # a laptop has other things to do with its memory
 
@@ -30,6 +31,11 @@ class Device:
     def lay_out(cls, model: LanguageModel, decode_model: LanguageModel | None, config: EngineConfig) -> list[Device]:
         """One device for all instances, or one for the prefill and one for the decode instances; pools and quotas are
         made here. Quotas are named after the instances."""
+        if not isinstance(config.system.placement, Disaggregated):
+            if decode_model is not None:
+                raise ValueError("a co-located system decodes where it prefills: it has no second device for decodes")
+            count = config.prefill_instances
+            return [cls._with_quotas(model, config, {f"colocated-{i}": 1 / count for i in range(count)})]
         prefills = [f"prefill-{i}" for i in range(config.prefill_instances)]
         decodes = [f"decode-{i}" for i in range(config.decode_instances)]
         if decode_model is not None:

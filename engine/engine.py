@@ -13,29 +13,29 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
 from engine.admission import Limits
+from engine.assembly import AnyInstance, Assembly, MakeExecutor
 from engine.clock import Clock, LiveClock
+from engine.colocated import ColocatedInstance
 from engine.config import EngineConfig
-from engine.decode import DecodeInstance, Decodes
+from engine.decode import DecodeInstance
 from engine.devices import Device
 from engine.errors import EngineStopped, Refused, RequestFailed
 from engine.executor import Executor, Forwards, ThreadExecutor
 from engine.forward import LanguageModel
 from engine.output import Choice, Finish, LiveRequest, Output
-from engine.prefill import PrefillInstance, Prefills
+from engine.prefill import PrefillInstance
 from engine.proxy import Handover, Proxy
 from engine.sampling import Sampled
 from engine.timeline import Kind, Timeline
 from kv.table import BlockTable
+from scheduling.placement import Disaggregated
 from scheduling.request import SLO, Request, Sampling, State
-from scheduling.scheduler import Scheduler
-
-MakeExecutor = Callable[[str, int, Forwards], Executor]
 
 
 class Engine:
@@ -58,8 +58,8 @@ class Engine:
         self.config = config or EngineConfig()
         self.clock = clock or LiveClock()
         self.timeline = Timeline(self.clock.now)
-        self.prefill: list[PrefillInstance] = []
-        self.decode: list[DecodeInstance] = []
+        self.prefill: list[PrefillInstance | ColocatedInstance] = []  # those that take prefills
+        self.decode: list[DecodeInstance | ColocatedInstance] = []  # those that take decodes
         self.error: str | None = None  # why the engine can serve no more, if a task of its own has crashed
         self._make_executor = make_executor or self._thread_executor
         self.devices = Device.lay_out(model, decode_model, self.config)
@@ -80,36 +80,13 @@ class Engine:
 
     async def start(self) -> None:
         """Make executors and instances, and begin to accept requests."""
-        system, config = self.config.system, self.config
-        prefill_threads, decode_threads = config.threads()
-        first, last = self.devices[0], self.devices[-1]
-        for i in range(config.prefill_instances):
-            quota = first.pool.quotas[f"prefill-{i}"]
-            scheduler = Scheduler(
-                system,
-                config.predictor,
-                quota,
-                first.num_layers,
-                park_limit_bytes=config.park_limit_bytes or first.park_limit_bytes(quota),
-                bytes_per_token=first.held_bytes_per_token,
-            )
-            prefills = Prefills(quota.name, scheduler, quota, self.timeline)
-            prefills.on_prefilled = self._on_prefilled
-            prefills.on_refused = self._on_refused
-            prefills.on_failed = self._on_failed
-            executor = self._make_executor(quota.name, prefill_threads, first.forwards)
-            self.prefill.append(PrefillInstance(prefills, executor, first.num_layers, self.timeline))
-        for i in range(config.decode_instances):
-            quota = last.pool.quotas[f"decode-{i}"]
-            decodes = Decodes(last.cache, quota, config.max_batch)
-            decodes.on_token = self._on_token
-            decodes.on_failed = self._on_failed
-            executor = self._make_executor(quota.name, decode_threads, last.forwards)
-            self.decode.append(DecodeInstance(quota.name, decodes, executor, last.num_layers, self.timeline))
-        self.proxy = Proxy(self.prefill, self.decode)
+        assembly = Assembly(self.config, self.devices, self.clock, self.timeline, self, self._make_executor)
+        self.prefill, self.decode = assembly.instances()
+        colocated = not isinstance(self.config.system.placement, Disaggregated)
+        self.proxy = Proxy(self.prefill, self.decode, colocated=colocated)
         self.proxy.on_wait = lambda request: self.timeline.record(Kind.HANDOVER_WAIT, request=request)
         self.proxy.on_admitted = self._on_admitted
-        for each in self._instances:
+        for each in self.instances:
             await each.executor.ready()
             task = asyncio.get_running_loop().create_task(each.run(self.clock), name=each.name)
             task.add_done_callback(self._on_task_done)
@@ -129,17 +106,18 @@ class Engine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for each in self._instances:
+        for each in self.instances:
             await each.executor.close()
 
     @property
     def idle(self) -> bool:
         """No request is live, nothing runs or is parked, and all blocks are free."""
-        return not self._live and self.proxy.idle and all(each.idle for each in self._instances)
+        return not self._live and self.proxy.idle and all(each.idle for each in self.instances)
 
     @property
-    def _instances(self) -> list[PrefillInstance | DecodeInstance]:
-        return [*self.prefill, *self.decode]
+    def instances(self) -> list[AnyInstance]:
+        """Every instance once."""
+        return list(dict.fromkeys([*self.prefill, *self.decode]))
 
     def _thread_executor(self, name: str, threads: int, forwards: Forwards) -> Executor:
         return ThreadExecutor(name, self.clock, forwards, threads=threads, run_ahead=self.config.run_ahead)
@@ -210,12 +188,17 @@ class Engine:
 
     # What instances report
 
-    def _on_prefilled(self, request: Request, table: BlockTable, sampled: Sequence[Sampled], time: float) -> None:
+    def on_prefilled(self, request: Request, table: BlockTable, sampled: Sequence[Sampled], time: float) -> None:
+        """The prompt is in the cache: deliver the first tokens, and find a decode instance for what goes on.
+
+        After a recompute the choices have their tokens already, and nothing was sampled.
+        """
         live = self._live[request.id]
-        live.choices = [Choice(live, index) for index in range(live.sampling.n)]
-        self.timeline.record(Kind.FIRST_TOKEN, request=request, time=time)
-        for choice, token in zip(live.choices, sampled, strict=True):
-            self._take(choice, token)
+        if not live.choices:
+            live.choices = [Choice(live, index, token_at=time) for index in range(live.sampling.n)]
+            self.timeline.record(Kind.FIRST_TOKEN, request=request, time=time)
+            for choice, token in zip(live.choices, sampled, strict=True):
+                self._take(choice, token)
         going_on = [choice for choice in live.choices if choice.finish is None]
         if going_on:
             self.proxy.hand_over(Handover(live, table, self.devices[0].cache, going_on))
@@ -227,7 +210,7 @@ class Engine:
         request.state = State.DECODING
         self.timeline.record(Kind.DECODING, request=request, instance=instance)
 
-    def _on_token(self, choice: Choice, sampled: Sampled, time: float) -> None:
+    def on_token(self, choice: Choice, sampled: Sampled, time: float) -> None:
         self.timeline.record(Kind.TOKEN, request=choice.request, time=time, index=choice.index)
         self._take(choice, sampled)
         self._finish_if_complete(self._live[choice.request.id])
@@ -243,10 +226,10 @@ class Engine:
         output = Output(choice.index, sampled.token, sampled.logprob, sampled.top, choice.finish)
         self._live[request.id].outputs.put_nowait(output)
 
-    def _on_refused(self, request: Request, error: str) -> None:
+    def on_refused(self, request: Request, error: str) -> None:
         self._end(self._live[request.id], State.REFUSED, Kind.REFUSED, error=error)
 
-    def _on_failed(self, request: Request, error: str) -> None:
+    def on_failed(self, request: Request, error: str) -> None:
         live = self._live.get(request.id)
         if live is not None:
             self._end(live, State.FAILED, Kind.FAILED, error=error)

@@ -123,8 +123,8 @@ class Lab:
 
     def check(self) -> None:
         """All books balance: raises kv.pool.IntegrityError if not."""
-        for quota in [*(p.quota for p in self.engine.prefill), *(d.quota for d in self.engine.decode)]:
-            quota.pool.check()
+        for device in self.engine.devices:
+            device.pool.check()
 
     def close(self) -> None:
         self.loop.run_until_complete(self.engine.stop())

@@ -36,6 +36,7 @@ class Choice:
     index: int
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
+    token_at: float = 0.0  # when it got its last token, in seconds on the engine's clock
     table: BlockTable | None = None
     finish: Finish | None = None
 

@@ -18,6 +18,7 @@ from engine.work import Carried, Computed, Part, Work
 from kv.pool import Lease, Quota
 from kv.table import BlockTable
 from scheduling.cohort import Cohort
+from scheduling.plan import Share
 from scheduling.preempt import Preempt
 from scheduling.request import Request
 from scheduling.scheduler import Decision, Scheduler
@@ -107,9 +108,10 @@ class Prefills:
             table = self._tables.pop(request.id)
             self.on_prefilled(request, table, first_tokens[request.id], time)
 
-    def fail_slice(self, passage: Passage, error: str) -> None:
+    def fail_slice(self, passage: Passage, error: str, *, alone: bool = True) -> None:
+        """The pass raised. `alone`: it computed nothing but this slice, so the fault lies there."""
         self._retire(passage)
-        for request in self.scheduler.on_failure(passage.cohort):
+        for request in self.scheduler.on_failure(passage.cohort, alone=alone):
             self._tables.pop(request.id).free()
             self.on_failed(request, error)
 
@@ -157,10 +159,16 @@ class Prefills:
                 share.request.prompt[share.start : share.stop],
                 share.start,
                 table.blocks,
-                first_draws(share.request) if share.last and passage.cohort.last_slice else (),
+                self._draws(share, passage.cohort),
             )
             for share, table in zip(passage.cohort.shares, passage.tables, strict=True)
         )
+
+    def _draws(self, share: Share, cohort: Cohort) -> tuple[Draw, ...]:
+        """First tokens, one for each choice, where this slice ends a prompt; none if the request has had them."""
+        if not (share.last and cohort.last_slice) or share.request.recomputes:
+            return ()
+        return first_draws(share.request)
 
     def _retire(self, passage: Passage) -> None:
         del self._passages[passage.cohort.id]
@@ -192,6 +200,12 @@ class PrefillInstance(Inbox[Event]):
     @property
     def idle(self) -> bool:
         return self.prefills.idle and self.quiet
+
+    def submit(self, request: Request) -> None:
+        self.post(Arrived(request))
+
+    def release(self, request: Request) -> None:
+        self.post(Gone(request))
 
     def handle(self, event: Event) -> None:
         match event:

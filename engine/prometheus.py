@@ -12,9 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from engine.decode import DecodeInstance
 from engine.engine import Engine
-from engine.prefill import PrefillInstance
 from engine.timeline import TERMINAL, Event, Kind
 from scheduling.request import Request, State
 
@@ -138,8 +136,7 @@ class PrometheusMetrics:
             yield from _head(name, "histogram", text)
             yield from histogram.lines(name)
 
-        instances: list[PrefillInstance | DecodeInstance] = [*engine.prefill, *engine.decode]
-        quotas = [(instance.name, instance.quota) for instance in instances]
+        quotas = [(instance.name, instance.quota) for instance in engine.instances]
         yield from _head("layby_kv_blocks_used", "gauge", "KV blocks in use.")
         for name, quota in quotas:
             yield f'layby_kv_blocks_used{{instance="{name}"}} {quota.used}'

@@ -7,17 +7,40 @@ prefill side fills up and takes no more. That is the back-pressure; nothing is l
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Protocol
 
-from engine import decode, prefill
-from engine.decode import DecodeInstance
 from engine.output import Choice
-from engine.prefill import PrefillInstance
 from kv.cache import KVCache
+from kv.pool import Quota
 from kv.table import BlockTable
 from scheduling.request import Request, State
+
+
+class Instance(Protocol):
+    """What every instance offers."""
+
+    @property
+    def name(self) -> str: ...
+
+    def release(self, request: Request) -> None:
+        """The request was ended from outside: let go of what is held for it."""
+        ...
+
+
+class TakesPrefills(Instance, Protocol):
+    def submit(self, request: Request) -> None: ...
+
+
+class TakesDecodes(Instance, Protocol):
+    @property
+    def quota(self) -> Quota: ...
+
+    def has_room(self, request: Request, table: BlockTable) -> bool: ...
+
+    def admit(self, request: Request, table: BlockTable, source: KVCache, choices: Sequence[Choice]) -> None: ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -31,15 +54,21 @@ class Handover:
 
 
 class Proxy:
-    """`on_wait(request)` and `on_admitted(request, instance name)` tell of the two ends of a hand-over."""
+    """`on_wait(request)` and `on_admitted(request, instance name)` tell of the two ends of a hand-over.
 
-    def __init__(self, prefills: list[PrefillInstance], decodes: list[DecodeInstance]) -> None:
+    `colocated`: an instance that prefills also decodes what it has prefilled.
+    """
+
+    def __init__(
+        self, prefills: Sequence[TakesPrefills], decodes: Sequence[TakesDecodes], *, colocated: bool = False
+    ) -> None:
         self.on_wait: Callable[[Request], None]
         self.on_admitted: Callable[[Request, str], None]
         self._decodes = decodes
+        self._colocated = colocated
         self._next_prefill = cycle(prefills)
         self._next_decode = cycle(range(len(decodes)))
-        self._where: dict[int, PrefillInstance | DecodeInstance] = {}  # by request id
+        self._where: dict[int, Instance] = {}  # by request id
         self._waiting: deque[Handover] = deque()
         for instance in decodes:
             instance.quota.on_freed.append(self._hand_over_waiting)
@@ -51,11 +80,14 @@ class Proxy:
     def submit(self, request: Request) -> None:
         instance = next(self._next_prefill)
         self._where[request.id] = instance
-        instance.post(prefill.Arrived(request))
+        instance.submit(request)
 
     def hand_over(self, handover: Handover) -> None:
-        del self._where[handover.request.id]
+        origin = self._where.pop(handover.request.id)
         handover.request.state = State.HANDOVER
+        if self._colocated:
+            self._admit(handover, next(decode for decode in self._decodes if decode is origin))
+            return
         self._waiting.append(handover)
         self._hand_over_waiting()
         if handover in self._waiting:
@@ -68,27 +100,23 @@ class Proxy:
     def release(self, request: Request) -> None:
         """The request was ended from outside: whoever holds blocks for it lets go of them."""
         instance = self._where.pop(request.id, None)
-        if isinstance(instance, PrefillInstance):
-            instance.post(prefill.Gone(request))
-        elif isinstance(instance, DecodeInstance):
-            instance.post(decode.Gone(request))
+        if instance is not None:
+            instance.release(request)
         for handover in [handover for handover in self._waiting if handover.request is request]:
             self._waiting.remove(handover)
             handover.table.free()
 
     def _hand_over_waiting(self) -> None:
         """FCFS: the first that finds no room keeps the others waiting, so that a large one is not starved."""
-        while self._waiting:
-            handover = self._waiting[0]
-            instance = self._with_room(handover)
-            if instance is None:
-                return
-            self._waiting.popleft()
-            self._where[handover.request.id] = instance
-            instance.admit(handover.request, handover.table, handover.source, handover.choices)
-            self.on_admitted(handover.request, instance.name)
+        while self._waiting and (instance := self._with_room(self._waiting[0])) is not None:
+            self._admit(self._waiting.popleft(), instance)
 
-    def _with_room(self, handover: Handover) -> DecodeInstance | None:
+    def _admit(self, handover: Handover, instance: TakesDecodes) -> None:
+        self._where[handover.request.id] = instance
+        self.on_admitted(handover.request, instance.name)
+        instance.admit(handover.request, handover.table, handover.source, handover.choices)
+
+    def _with_room(self, handover: Handover) -> TakesDecodes | None:
         for _ in self._decodes:
             instance = self._decodes[next(self._next_decode)]
             if instance.has_room(handover.request, handover.table):

@@ -22,6 +22,7 @@ class Kind(StrEnum):
     HANDOVER_WAIT = "handover_wait"  # prefilled, no decode instance has room yet
     DECODING = "decoding"  # admitted by a decode instance
     TOKEN = "token"  # data: index (which of n choices); the first token is a FIRST_TOKEN event only
+    RECOMPUTED = "recomputed"  # its blocks were given up to an older request; its prefill starts over
     FINISHED = "finished"  # terminal; data: reason "stop" | "length"
     ABORTED = "aborted"  # terminal
     FAILED = "failed"  # terminal; data: error

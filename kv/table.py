@@ -50,6 +50,10 @@ class BlockTable:
         if missing > 0:
             self.blocks += tuple(self.quota.take(missing, after=self.blocks[-1]))
 
+    def can_extend(self, tokens: int) -> bool:
+        """Whether `extend(tokens)` would find the blocks."""
+        return self.quota.pool.blocks_for(tokens) - len(self.blocks) <= self.quota.free
+
     def cost_to_fork(self, length: int, tokens: int | None = None) -> int:
         """Blocks the quota needs free for `fork(length, tokens)`."""
         self._require_live()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from scheduling.plan import Group
 from scheduling.request import Request
@@ -46,4 +47,4 @@ class Layered:
         count = self.fixed_groups or min(num_layers, max(1, -(-tokens // self.work)))
         size, longer = divmod(num_layers, count)
         starts = [i * size + min(i, longer) for i in range(count + 1)]
-        return tuple(zip(starts, starts[1:], strict=False))
+        return tuple(pairwise(starts))

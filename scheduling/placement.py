@@ -37,8 +37,8 @@ class Interleave:
 
     A decode step is due when starting it later would make some choice miss its target. Prefills get at least `quantum`
     seconds between two decode steps. Where both targets cannot be met, `yields` says which one gives way: "ttft" parks
-    the prefill all the same, "tbt" lets it finish if the step would make its head late. Choices without a TBT target are
-    due `patience` seconds after their last token.
+    the prefill all the same, "tbt" lets it finish if the step would make its head late. Choices without a TBT target
+    are due `patience` seconds after their last token.
     """
 
     quantum: float = 0.01

@@ -79,6 +79,7 @@ class Request:
     computed: int = 0
     state: State = State.WAITING
     admitted: bool = False  # holds KV blocks for its whole prompt
+    recomputes: int = 0  # how often its blocks were given up while it was decoding
     alone: bool = False  # retried after its cohort failed: it must not take others with it again
 
     @property

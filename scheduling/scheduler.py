@@ -74,6 +74,7 @@ class Scheduler:
         self._num_layers = num_layers
         self._park_limit_bytes = park_limit_bytes
         self._bytes_per_token = bytes_per_token
+        self.decode_rows = 0  # decodes that share the next pass; their owner keeps it true
         self._ids = count()
 
     # Events
@@ -118,15 +119,23 @@ class Scheduler:
                 self._wait(share.request)
         return finished
 
-    def on_failure(self, cohort: Cohort) -> list[Request]:
-        """The forward pass raised. Returns the members to fail; mates of a failed cohort are retried alone, once."""
+    def on_failure(self, cohort: Cohort, *, alone: bool = True) -> list[Request]:
+        """The forward pass raised. Returns the members to fail; mates of a failed cohort are retried alone, once.
+
+        `alone`: the pass computed nothing but this cohort; else decodes that it carried are under suspicion too.
+        """
         self._retire(cohort)
-        if len(cohort.shares) == 1:
+        if len(cohort.shares) == 1 and alone:
             return list(cohort.members)
         for request in cohort.members:
             request.alone = True
             self._wait(request)
         return []
+
+    def on_park_requested(self) -> None:
+        """The owner has asked the running cohort to pull over for a reason of its own: a decode step is due."""
+        if self.running is not None:
+            self._park(self.running)
 
     def on_abort(self, request: Request) -> None:
         """Forget a request, wherever it is. Unknown ones are no error: the signal may be late."""
@@ -173,7 +182,11 @@ class Scheduler:
         if self.running is not None:
             begun.append(self.running)
         # What has begun is not overtaken, where nothing may be preempted: not even between chunks or layer groups.
-        first = self.waiting.first(now, admitted_only=self.system.preempt == Preempt.NEVER and bool(begun))
+        # And at the bound of what may be set aside nothing more is.
+        full = sum(cohort.held_bytes for cohort in self.parked) > self._park_limit_bytes
+        any_begun = bool(begun) or any(request.admitted for request in self.waiting)
+        uninterrupted = self.system.preempt == Preempt.NEVER and any_begun
+        first = self.waiting.first(now, admitted_only=full or uninterrupted)
         best = self._first([*begun, first], now)
         if isinstance(best, Candidate) and blocks_needed(best.request, self._blocks.block_size) > self._blocks.free:
             # KV is full: only those who hold their blocks already may go (Algorithm 2).
