@@ -218,6 +218,7 @@ class ColocatedInstance(Inbox[Event]):
         cohort = self._passage.cohort if self._passage else None
         if cohort is None or cohort.abandoned:
             return True
+        self.prefills.report_progress()
         slack = cohort.head.deadline - now - cohort.remaining
         return not 0 < slack < self._step_seconds  # in time now, late after the step
 

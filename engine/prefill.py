@@ -122,11 +122,15 @@ class Prefills:
 
     # Decisions
 
-    def decide(self, now: float) -> Decision:
-        """The scheduler's decision; its refusals and closings are done already."""
+    def report_progress(self) -> None:
+        """Tell the scheduler how far the running drive has come."""
         running = self.scheduler.running
         if running is not None and (drive := self._passages[running.id].drive) is not None:
             self.scheduler.on_progress(drive.done)
+
+    def decide(self, now: float) -> Decision:
+        """The scheduler's decision; its refusals and closings are done already."""
+        self.report_progress()
         decision = self.scheduler.decide(now)
         for request in decision.refuse:
             self.on_refused(request, "its TTFT target can no longer be met")

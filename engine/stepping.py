@@ -59,7 +59,9 @@ class SteppingExecutor:
             reply = drive_on(drive, self._loop)
         if isinstance(reply, Parked):
             assert drive.gate.passed == before + 1
-            self._loop.call_later(self._cost(drive.gate.last, drive.work.rows), self._at_boundary, drive)
+            crossed = before * drive.work.layers_crossed // drive.boundaries
+            rows = drive.work.rows_in(drive.work.first_crossed + crossed)
+            self._loop.call_later(self._cost(drive.gate.last, rows), self._at_boundary, drive)
         else:
             self.on_reply(reply)
 

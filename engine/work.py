@@ -51,6 +51,16 @@ class Work:
     def rows(self) -> int:
         return sum(len(part.tokens) for part in (*self.prefill, *self.decode))
 
+    def rows_in(self, layer: int) -> int:
+        """Rows that cross this layer."""
+        parts = [*self.decode, *(self.prefill if self.first <= layer < self.last else ())]
+        return sum(len(part.tokens) for part in parts)
+
+    @property
+    def first_crossed(self) -> int:
+        """The layer with which the pass begins."""
+        return 0 if self.decode else self.first
+
     @property
     def layers_crossed(self) -> int:
         """Layers that the pass runs one after the other, each with its gates."""

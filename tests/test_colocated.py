@@ -1,0 +1,320 @@
+"""Prefills and decodes on one device: who runs when, and that nothing is lost when blocks run short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from conftest import poison_freed_blocks
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.config import EngineConfig
+from engine.fake import FakeModel
+from engine.lab import Lab
+from engine.output import LiveRequest
+from engine.timeline import TERMINAL, Event, Kind
+from scheduling.batch import Alone, FillBudget, SLOAware
+from scheduling.layered import Layered
+from scheduling.order import FCFS, SEDF
+from scheduling.placement import Exclusive, Interleave, Piggyback, RequestLevel
+from scheduling.plan import Chunked, Whole
+from scheduling.preempt import Preempt
+from scheduling.presets import System
+from scheduling.request import SLO, Sampling, State
+
+SYSTEMS = {
+    "piggyback-whole": System(FCFS(), FillBudget(4096), Whole(), Preempt.NEVER, Piggyback()),
+    "piggyback-chunked": System(FCFS(), Alone(), Chunked(64), Preempt.SLICE, Piggyback()),
+    "layered": System(FCFS(), FillBudget(256), Layered(64), Preempt.SLICE, Piggyback()),
+    "layered-chunked": System(FCFS(), FillBudget(256), Layered(64, chunk=150), Preempt.SLICE, Piggyback()),
+    "layered-s-edf": System(SEDF(), SLOAware(256), Layered(64), Preempt.SLICE, Piggyback()),
+    "exclusive": System(FCFS(), FillBudget(4096), Whole(), Preempt.NEVER, Exclusive()),
+    "exclusive-parks": System(SEDF(), SLOAware(256), Whole(), Preempt.OPERATOR, Exclusive(decode_between=True)),
+    "interleave": System(SEDF(), SLOAware(4096), Whole(), Preempt.OPERATOR, Interleave(quantum=0.02)),
+    "request-level": System(FCFS(), FillBudget(4096), Whole(), Preempt.NEVER, RequestLevel()),
+}
+
+
+def starts(lab: Lab) -> list[Event]:
+    return [event for event in lab.events if event.kind == Kind.STARTED]
+
+
+def token_times(lab: Lab, request: LiveRequest) -> list[float]:
+    kinds = (Kind.FIRST_TOKEN, Kind.TOKEN)
+    return [event.time for event in lab.events if event.request is request and event.kind in kinds]
+
+
+def largest_gap(lab: Lab, request: LiveRequest) -> float:
+    times = token_times(lab, request)
+    return max(b - a for a, b in pairwise(times))
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_way_of_sharing_a_device_gives_the_same_tokens(name: str) -> None:
+    with Lab(SYSTEMS[name]) as lab:
+        poison_freed_blocks(lab)
+        requests = []
+        for i in range(12):
+            sampling = Sampling(max_tokens=1 + 3 * i, n=1 + i % 3)
+            requests.append(
+                lab.submit(tokens=1 + 41 * i, slo=SLO(ttft=0.4 + 0.1 * (i % 4), tbt=0.05), sampling=sampling)
+            )
+            lab.run(0.05)
+        lab.run()
+        lab.check()
+        assert lab.engine.idle and lab.engine.instances[0].quota.used == 0
+        for i, request in enumerate(requests):
+            first = request.prompt[-1] + 1
+            assert [c.tokens for c in request.choices] == [list(range(first, first + 1 + 3 * i))] * (1 + i % 3)
+
+
+def test_piggybacked_decodes_go_on_while_a_prompt_is_chunked() -> None:
+    with Lab(SYSTEMS["piggyback-chunked"]) as lab:
+        decoding = lab.submit(tokens=4, sampling=Sampling(max_tokens=30))
+        lab.step_until("decoding")
+        lab.submit(tokens=1000)
+        lab.run()
+        both = [event.data for event in starts(lab) if event.data["phase"] == "both"]
+        assert len(both) == 16 and all(data["tokens"] <= 64 + 1 and data["decodes"] == 1 for data in both)
+        iteration = 20 * (0.0001 + 0.0001 * 65)
+        assert largest_gap(lab, decoding) <= iteration + 1e-9
+
+
+def test_a_whole_piggybacked_prompt_stalls_the_decodes() -> None:
+    """What chunks and layer groups are for: Orca's decodes wait for the whole prompt."""
+    with Lab(SYSTEMS["piggyback-whole"]) as lab:
+        decoding = lab.submit(tokens=4, sampling=Sampling(max_tokens=30))
+        lab.step_until("decoding")
+        lab.submit(tokens=1000)
+        lab.run()
+        assert largest_gap(lab, decoding) >= 20 * 0.0001 * 1000
+
+
+@pytest.mark.parametrize("layers", [4, 5, 7])
+@pytest.mark.parametrize("tokens", [1, 64, 65, 200, 1000])
+def test_a_layered_prefill_visits_each_layer_once_and_decodes_never_stall(layers: int, tokens: int) -> None:
+    model = FakeModel(num_layers=layers)
+    with Lab(SYSTEMS["layered"], model=model) as lab:
+        decoding = lab.submit(tokens=4, sampling=Sampling(max_tokens=40))
+        lab.step_until("decoding")
+        prompt = [500 + i % 400 for i in range(tokens)]
+        lab.submit(prompt, sampling=Sampling(max_tokens=1))
+        lab.run()
+        visited = [
+            layer
+            for rows, first, last in model.calls
+            if rows[: len(prompt)] == prompt  # the prefill's rows come first in a pass that carries both
+            for layer in range(first, last)
+        ]
+        assert visited == list(range(layers))
+        groups = [event.data["layers"] for event in starts(lab) if event.data["phase"] == "both"]
+        assert len(groups) == min(layers, max(1, -(-tokens // 64)))
+        assert groups[0][0] == 0 and groups[-1][1] == layers
+        assert all(a[1] == b[0] for a, b in pairwise(groups))
+        # Every decode row crosses all layers in every iteration.
+        decode_rows = [call for call in model.calls if 4 < call[0][-1] < 500]
+        assert sum(last - first for _, first, last in decode_rows) == 39 * layers
+        # And waits for one iteration at most: the prefill in one group of layers, itself in all.
+        slowest = max(last - first for first, last in groups)
+        assert slowest == -(-layers // len(groups))
+        iteration = 5 * (slowest * (0.0001 + 0.0001 * (tokens + 1)) + (layers - slowest) * 0.0002)
+        assert largest_gap(lab, decoding) <= iteration + 1e-9
+
+
+def test_layered_chunks_cross_the_groups_one_after_the_other() -> None:
+    model = FakeModel(num_layers=4)
+    with Lab(SYSTEMS["layered-chunked"], model=model) as lab:
+        request = lab.submit(tokens=400, sampling=Sampling(max_tokens=3))
+        lab.run()
+        passes = [(len(rows), first, last) for rows, first, last in model.calls if len(rows) > 1]
+        # 150, 150 and 100 tokens, in ceil(n / 64) groups each.
+        groups_of_3, groups_of_2 = [(0, 2), (2, 3), (3, 4)], [(0, 2), (2, 4)]
+        assert passes == [(150, *g) for g in groups_of_3 * 2] + [(100, *g) for g in groups_of_2]
+        assert lab.outputs(request) == [401, 402, 403]
+
+
+def test_layered_cohorts_are_served_in_turn_and_s_edf_lets_an_urgent_one_pass_between_groups() -> None:
+    def first_token(name: str) -> tuple[float, float]:
+        with Lab(SYSTEMS[name]) as lab:
+            long = lab.submit(tokens=2000, slo=SLO(ttft=60.0))
+            lab.step_until("started")
+            lab.run(0.1)
+            urgent = lab.submit(tokens=30, slo=SLO(ttft=2.5), sampling=Sampling(max_tokens=1))
+            lab.run()
+            return token_times(lab, long)[0], token_times(lab, urgent)[0]
+
+    long, urgent = first_token("layered")
+    assert urgent > long  # Layered Prefill's own head-of-line blocking
+    long_edf, urgent_edf = first_token("layered-s-edf")
+    assert urgent_edf < 0.5 * urgent and urgent_edf < long_edf
+    assert long_edf - long < 0.1  # and it costs the long one only what the short one takes
+
+
+def test_exclusive_prefills_go_first_and_may_leave_a_step_between() -> None:
+    def phases(name: str) -> list[str]:
+        with Lab(SYSTEMS[name]) as lab:
+            lab.submit(tokens=4, slo=SLO(ttft=50.0), sampling=Sampling(max_tokens=10))
+            lab.step_until("token")
+            for _ in range(3):
+                lab.submit(tokens=3000, slo=SLO(ttft=50.0))
+            lab.run()
+            return [event.data["phase"] for event in starts(lab)]
+
+    assert "".join(phase[0] for phase in phases("exclusive")).startswith("pddppp")
+    assert "".join(phase[0] for phase in phases("exclusive-parks")).startswith("pddpdpdpd")
+
+
+@pytest.mark.parametrize(("tbt", "quantum"), [(0.05, 0.02), (0.2, 0.02), (0.03, 0.1)])
+def test_interleaved_prefills_pull_over_when_a_decode_step_is_due(tbt: float, quantum: float) -> None:
+    system = replace(SYSTEMS["interleave"], placement=Interleave(quantum=quantum))
+    with Lab(system) as lab:
+        decoding = lab.submit(tokens=4, slo=SLO(ttft=9.0, tbt=tbt), sampling=Sampling(max_tokens=60))
+        lab.step_until("token")
+        long = lab.submit(tokens=100, slo=SLO(ttft=60.0))
+        lab.run()
+        operator, step = 0.0001 + 0.0001 * 100, 20 * 0.0002
+        # Each gap is the target, or the prefill's quantum where that is longer, plus one boundary.
+        assert largest_gap(lab, decoding) <= max(tbt, quantum + step) + operator + 1e-9
+        parks = [event for event in lab.events if event.kind == Kind.PARKED]
+        assert parks
+        assert token_times(lab, long)
+
+
+def test_a_step_that_would_make_the_prefill_late_yields_if_told_to() -> None:
+    def met(yields: str) -> tuple[bool, bool]:
+        placement = Interleave(quantum=0.001, yields=yields)  # type: ignore[arg-type]
+        with Lab(replace(SYSTEMS["interleave"], placement=placement)) as lab:
+            decoding = lab.submit(tokens=4, slo=SLO(ttft=9.0, tbt=0.02), sampling=Sampling(max_tokens=40))
+            lab.step_until("token")
+            tight = lab.submit(tokens=100, slo=SLO(ttft=0.208))  # needs 0.202 s
+            lab.run()
+            return token_times(lab, tight)[0] <= tight.deadline, largest_gap(lab, decoding) <= 0.04
+
+    assert met("ttft") == (False, True)
+    assert met("tbt") == (True, False)
+
+
+def test_static_batches_run_to_their_end_before_the_next_begins() -> None:
+    with Lab(SYSTEMS["request-level"]) as lab:
+        lab.submit(tokens=10, sampling=Sampling(max_tokens=20))
+        lab.submit(tokens=10, sampling=Sampling(max_tokens=5))
+        lab.step_until("token")
+        lab.submit(tokens=10)
+        lab.run()
+        assert "".join(event.data["phase"][0] for event in starts(lab))[: 1 + 19 + 1] == "p" + "d" * 19 + "p"
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_arrivals_that_never_stop_do_not_starve_decodes_for_ever(name: str) -> None:
+    """Case A9. Whole prompts and exclusive prefills may stall decodes, by design; all others bound the gap."""
+    with Lab(SYSTEMS[name]) as lab:
+        decoding = lab.submit(tokens=4, slo=SLO(ttft=9.0, tbt=0.1), sampling=Sampling(max_tokens=30))
+        for i in range(60):
+            lab.submit_at(0.05 * i, tokens=64, slo=SLO(ttft=9.0, tbt=0.1), sampling=Sampling(max_tokens=2))
+        lab.run()
+        assert decoding.state == State.FINISHED
+        bound = {"piggyback-whole": 9.0, "exclusive": 9.0}.get(name, 0.6)
+        assert largest_gap(lab, decoding) <= bound
+
+
+def test_when_blocks_run_short_the_latest_request_is_computed_again() -> None:
+    with Lab(SYSTEMS["piggyback-chunked"], config=EngineConfig(num_blocks=10)) as lab:
+        poison_freed_blocks(lab)
+        old = lab.submit(tokens=60, sampling=Sampling(max_tokens=60))
+        lab.run(0.01)
+        new = lab.submit(tokens=60, sampling=Sampling(max_tokens=60))
+        lab.run()
+        recomputed = [event.request for event in lab.events if event.kind == Kind.RECOMPUTED]
+        assert recomputed and set(recomputed) == {new}
+        assert lab.outputs(old) == lab.outputs(new) == list(range(61, 121))
+        assert len(token_times(lab, new)) == 60  # every token was delivered once
+        assert token_times(lab, old)[-1] < token_times(lab, new)[-1]
+
+
+def test_a_bad_request_in_a_hybrid_pass_fails_alone() -> None:
+    with Lab(SYSTEMS["piggyback-chunked"], model=FakeModel(fail_on=666)) as lab:
+        good = [lab.submit([10 + i], sampling=Sampling(max_tokens=30)) for i in range(3)]
+        lab.step_until("token")
+        bad = lab.submit([1, 2, 666])
+        dies_later = lab.submit([660], sampling=Sampling(max_tokens=30))
+        lab.run()
+        lab.check()
+        assert (bad.state, dies_later.state) == (State.FAILED, State.FAILED)
+        assert [lab.outputs(request) for request in good] == [list(range(11 + i, 41 + i)) for i in range(3)]
+        assert lab.engine.idle
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 300),  # prompt tokens
+            st.floats(0, 2),  # arrival
+            st.sampled_from([0.1, 1.0, None]),  # TTFT target
+            st.integers(1, 40),  # output tokens
+            st.integers(1, 3),  # choices
+            st.one_of(st.none(), st.floats(0, 3)),  # when it is aborted
+        ),
+        min_size=1,
+        max_size=20,
+    ),
+    st.sampled_from(sorted(SYSTEMS)),
+    st.sampled_from([26, 48, 500]),
+)
+def test_after_any_storm_the_pool_is_whole(storm: list[tuple], name: str, blocks: int) -> None:
+    """In pools that are too small for all requests at once, so that some are computed again."""
+    with Lab(SYSTEMS[name], config=EngineConfig(num_blocks=blocks)) as lab:
+        poison_freed_blocks(lab)
+        requests: list[LiveRequest] = []
+
+        def submit(tokens: int, ttft: float | None, out: int, n: int) -> None:
+            if tokens + n * (out + 16) < blocks * 16:
+                slo = SLO(ttft=ttft, tbt=0.05)
+                requests.append(lab.submit(tokens=tokens, slo=slo, sampling=Sampling(max_tokens=out, n=n)))
+
+        for number, (tokens, arrival, ttft, out, n, aborted) in enumerate(storm):
+            lab.loop.call_at(arrival, submit, tokens, ttft, out, n)
+            if aborted is not None:
+                lab.loop.call_at(aborted, lab.engine.abort, number)
+        lab.run()
+        lab.check()
+        assert lab.engine.idle and lab.engine.instances[0].quota.used == 0
+        for request in requests:
+            assert len([e for e in lab.events if e.request is request and e.kind in TERMINAL]) == 1
+            if request.state == State.FINISHED:
+                first = request.prompt[-1] + 1
+                wanted = list(range(first, first + request.sampling.max_tokens))
+                assert [choice.tokens for choice in request.choices] == [wanted] * request.sampling.n
+
+
+@pytest.mark.parametrize(
+    ("placement", "preempt", "message"),
+    [
+        (Piggyback(), Preempt.OPERATOR, "preempt operator is impossible with piggybacked decodes"),
+        (Piggyback(), Preempt.LAYER, "preempt layer is impossible with piggybacked decodes"),
+        (Interleave(), Preempt.SLICE, "preempt slice is impossible with interleaved decodes"),
+        (RequestLevel(), Preempt.OPERATOR, "preempt operator is impossible with request-level batches"),
+    ],
+)
+def test_impossible_systems_are_refused_by_name(placement, preempt: Preempt, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        System(FCFS(), Alone(), Whole(), preempt, placement)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (lambda: Layered(0), "layered.work must be at least 1 token, got 0"),
+        (lambda: Layered(chunk=0), "layered.chunk must be at least 1 token, got 0"),
+        (lambda: Layered(fixed_groups=-1), "layered.fixed_groups must be at least 1, got -1"),
+        (lambda: Layered(fixed_groups=9).groups(10, 8), "9 layer groups are more than the model's 8 layers"),
+        (lambda: Interleave(quantum=0), "interleave.quantum must be above 0 seconds"),
+        (lambda: Interleave(yields="both"), "interleave.yields must be 'ttft' or 'tbt'"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(system=SYSTEMS["layered"], decode_instances=2), "decode_instances has no meaning"),
+        (lambda: Lab(SYSTEMS["layered"], decode_model=FakeModel()), "has no second device for decodes"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(bad, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bad()
