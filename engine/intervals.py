@@ -29,7 +29,7 @@ class DriveInterval:
 
     instance: str
     drive: int
-    kind: str  # "prefill" | "decode"
+    kind: str  # "prefill" | "decode" | "both"
     requests: tuple[int, ...]  # ids, head first
     tokens: int
     part: int  # counts the stretches and gaps of the drive, from 0
@@ -107,6 +107,8 @@ class Intervals:
                 self._enter(request.id, Phase.HANDOVER, event)
             case Kind.DECODING:
                 self._enter(request.id, Phase.DECODING, event)
+            case Kind.RECOMPUTED:
+                self._enter(request.id, Phase.WAITING, event)
             case kind if kind in TERMINAL and request.id in self._requests:
                 self._end_request(self._requests.pop(request.id), event.time, kind)
 

@@ -20,7 +20,7 @@ from scheduling.request import Request
 
 INSTANCES, REQUESTS = 1, 2  # process ids of the two groups of tracks
 
-_EXECUTOR_TRACKS = 1000  # thread ids from here on; a request's track has the request's id, from 0
+_REQUEST_TRACKS = 1000  # thread ids from here on; the instances' tracks count from 1
 
 
 class ChromeTrace:
@@ -61,7 +61,7 @@ class ChromeTrace:
 
     def _begin_request(self, request: Request) -> None:
         self._labels[request.id] = title = f"{request.label or 'request'} {request.id}"
-        self._name_track(REQUESTS, request.id, f"{title} ({len(request.prompt)} tokens)", request.id)
+        self._name_track(REQUESTS, _REQUEST_TRACKS + request.id, f"{title} ({len(request.prompt)} tokens)")
         if not isinf(request.deadline):
             self._mark("TTFT deadline", request.id, request.deadline, slo_ttft_s=request.slo.ttft)
 
@@ -76,13 +76,18 @@ class ChromeTrace:
             "slo_tbt_s": request.slo.tbt,
             "until": interval.until,
         }
-        self._slice(interval.phase.value, REQUESTS, request.id, interval.start, interval.end, arguments)
+        track = _REQUEST_TRACKS + request.id
+        self._slice(interval.phase.value, REQUESTS, track, interval.start, interval.end, arguments)
 
     # -- instances
 
     def _drive(self, interval: DriveInterval) -> None:
-        head = self._labels.get(interval.requests[0], f"request {interval.requests[0]}") if interval.requests else ""
-        name = head if interval.kind == "prefill" else f"{interval.kind} x{len(interval.requests)}"
+        head = interval.requests[0]
+        name = self._labels.get(head, f"request {head}")
+        if interval.kind == "decode":
+            name = f"decode x{len(interval.requests)}"
+        elif interval.kind == "both":
+            name += " + decodes"
         arguments = {
             "drive": interval.drive,
             "kind": interval.kind,
@@ -113,8 +118,8 @@ class ChromeTrace:
     def _track(self, name: str) -> int:
         """The track of that name, made on first use."""
         if name not in self._tracks:
-            self._tracks[name] = _EXECUTOR_TRACKS + len(self._tracks)
-            self._name_track(INSTANCES, self._tracks[name], name, len(self._tracks))
+            self._tracks[name] = len(self._tracks) + 1
+            self._name_track(INSTANCES, self._tracks[name], name)
         return self._tracks[name]
 
     def _parking_track(self, interval: DriveInterval) -> int:
@@ -143,17 +148,17 @@ class ChromeTrace:
 
     def _mark(self, name: str, request: int, time: float, **arguments: Any) -> None:
         mark = {"ph": "i", "s": "t", "name": name, "cat": "request", "args": arguments}
-        self._write({**mark, "pid": REQUESTS, "tid": request, "ts": _microseconds(time)})
+        self._write({**mark, "pid": REQUESTS, "tid": _REQUEST_TRACKS + request, "ts": _microseconds(time)})
 
     def _name_process(self, process: int, name: str) -> None:
         self._write({"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}})
         order = {"sort_index": process}
         self._write({"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": order})
 
-    def _name_track(self, process: int, track: int, name: str, order: int) -> None:
+    def _name_track(self, process: int, track: int, name: str) -> None:
         self._write({"ph": "M", "name": "thread_name", "pid": process, "tid": track, "args": {"name": name}})
-        index = {"sort_index": order}
-        self._write({"ph": "M", "name": "thread_sort_index", "pid": process, "tid": track, "args": index})
+        order = {"sort_index": track}
+        self._write({"ph": "M", "name": "thread_sort_index", "pid": process, "tid": track, "args": order})
 
     def _write(self, record: dict[str, Any]) -> None:
         self._file.write("\n" if self._first else ",\n")

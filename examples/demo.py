@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
+
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.metrics import RequestRows, Results, Summary
@@ -196,9 +198,8 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-async def demo(args: argparse.Namespace) -> list[Outcome]:
+async def demo(args: argparse.Namespace, model: Model, drawn: Sequence[Arrival]) -> list[Outcome]:
     args.out.mkdir(parents=True, exist_ok=True)
-    model = load_model(args.model)
     prefill_threads, decode_threads = EngineConfig().threads()
     predictor = load_or_measure(model, args.model, prefill_threads).predictor()
     print(
@@ -206,7 +207,6 @@ async def demo(args: argparse.Namespace) -> list[Outcome]:
         f"{prefill_threads} thread(s) for prefill, {decode_threads} for decode"
     )
 
-    drawn = draw(args)
     engine = make_engine("distserve", model, predictor)
     bounds = {"load": args.load, "seconds": args.seconds, "longest": engine.max_model_len - MAX_OUTPUT}
     predictor = await calibrate(engine, predictor, size(drawn, predictor, **bounds).arrivals)
@@ -222,12 +222,6 @@ async def demo(args: argparse.Namespace) -> list[Outcome]:
     outcomes = [await serve(system, model, predictor, scenario, args.out) for system in SYSTEMS]
     print("\n" + table(outcomes))
     return outcomes
-
-
-def draw(args: argparse.Namespace) -> list[Arrival]:
-    if args.rows is not None:
-        return bootstrap(args.rows, args.requests, seed=args.seed)
-    return qwentrace(args.requests, seed=args.seed)
 
 
 def report(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
@@ -247,6 +241,7 @@ def report(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--requests", type=int, default=150)
     parser.add_argument("--seconds", type=float, default=75.0, help="of arrivals, for each system")
     parser.add_argument("--load", type=float, default=0.85, help="share of the time that the prefill executor is busy")
@@ -259,7 +254,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("seconds", "load"):
         if not getattr(args, name) > 0:
             parser.error(f"--{name} must be above 0, got {getattr(args, name)}")
-    outcomes = run(demo(args))
+    try:
+        model = load_model(args.model, device=args.device)
+        if args.rows is None:
+            drawn = qwentrace(args.requests, seed=args.seed)
+        else:
+            drawn = bootstrap(args.rows, args.requests, seed=args.seed)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    outcomes = run(demo(args, model, drawn))
     for path in report(outcomes, args.out):
         print(f"  {path}")
 

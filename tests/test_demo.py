@@ -146,6 +146,19 @@ def test_the_whole_demo_on_the_toy_model(tmp_path, monkeypatch, capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "./no-such-folder"], "no-such-folder"),
+        (["--model", "toy", "--rows", "no-such-rows.csv"], "no-such-rows.csv"),
+    ],
+)
+def test_what_is_not_there_is_named(options, message, capsys):
+    with pytest.raises(SystemExit):
+        demo.main(options)
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("option", "value"), [("--requests", "1"), ("--seconds", "0"), ("--load", "-1")])
 def test_bad_options_are_named(option, value, capsys):
     with pytest.raises(SystemExit):

@@ -94,10 +94,8 @@ def test_each_request_has_a_track_of_its_life(tmp_path):
     assert marks == [("first token", 2.75), ("TTFT deadline", 3.0), ("finished", 3.25)]
     late = [event["name"] for event in requests["search 0 (4000 tokens)"] if event["ph"] == "i"]
     assert late == ["TTFT deadline", "first token, late", "finished"]
-    running = requests["text 1 (100 tokens)"][1]["args"]
-    assert (running["slo_ttft_s"], running["prompt_tokens"], running["until"]) == (1.0, 100, "first_token") or (
-        running["until"] == "completed"
-    )
+    running = next(event for event in requests["text 1 (100 tokens)"] if event["name"] == "running")["args"]
+    assert (running["slo_ttft_s"], running["prompt_tokens"], running["until"]) == (1.0, 100, "completed")
 
 
 def test_parked_prefills_that_overlap_get_tracks_of_their_own(tmp_path):
@@ -146,6 +144,30 @@ def test_chunks_of_one_request_wait_in_between(tmp_path):
     assert spans(track) == [
         ("running", 0.0, 1.0), ("waiting", 1.0, 2.0), ("running", 2.0, 3.0), ("hand-over", 3.0, 4.0),
     ]  # fmt: skip
+
+
+def test_a_recomputed_request_waits_again_and_a_pass_of_both_kinds_says_so(tmp_path):
+    def story(recorder: Recorder) -> None:
+        request = make(0, "chat", 10, 0.0)
+        at = recorder.at
+        at(0.0, Kind.ARRIVED, request)
+        at(0.0, Kind.STARTED, drive=0, phase="prefill", requests=[0], tokens=10)
+        at(1.0, Kind.COMPLETED, drive=0)
+        at(1.0, Kind.FIRST_TOKEN, request)
+        at(1.0, Kind.DECODING, request)
+        at(2.0, Kind.RECOMPUTED, request)
+        at(3.0, Kind.STARTED, drive=1, phase="both", requests=[0, 7], tokens=11)
+        at(4.0, Kind.COMPLETED, drive=1)
+        at(4.0, Kind.DECODING, request)
+        at(5.0, Kind.FINISHED, request, reason="stop")
+
+    events = record(tmp_path / "trace.json", story)
+    check_structure(events)
+    assert spans(tracks(events, REQUESTS)["chat 0 (10 tokens)"]) == [
+        ("running", 0.0, 1.0), ("decoding", 1.0, 2.0), ("waiting", 2.0, 3.0), ("running", 3.0, 4.0),
+        ("decoding", 4.0, 5.0),
+    ]  # fmt: skip
+    assert spans(tracks(events, INSTANCES)["prefill0"]) == [("chat 0", 0.0, 1.0), ("chat 0 + decodes", 3.0, 4.0)]
 
 
 def test_late_events_about_requests_and_drives_that_are_gone_are_ignored(tmp_path):
