@@ -49,19 +49,24 @@ class Device:
 
     @classmethod
     def _with_quotas(cls, model: LanguageModel, config: EngineConfig, shares: dict[str, float]) -> Device:
-        shape = model.config
-        dtype, size = model.cache_dtype, config.block_size
-        kv_bytes_per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype.itemsize
-        blocks = config.num_blocks or (config.kv_bytes or _free_bytes(model.device)) // (kv_bytes_per_token * size)
+        size = config.block_size
+        blocks = config.num_blocks or (config.kv_bytes or _free_bytes(model.device)) // (_kv_bytes(model) * size)
         if blocks < len(shares):
             raise ValueError(f"{blocks} KV blocks of {size} tokens are too few for {len(shares)} instances")
-        cache = KVCache(shape.num_layers, blocks, size, shape.num_kv_heads, shape.head_dim, dtype, model.device)
-        pool = BlockPool(blocks, size)
-        for name, share in shares.items():
-            pool.quota(name, max(1, int(blocks * share + 1e-6)))
+        return cls.of(model, size, blocks, {name: max(1, int(blocks * share + 1e-6)) for name, share in shares.items()})
+
+    @classmethod
+    def of(cls, model: LanguageModel, block_size: int, blocks: int, limits: dict[str, int]) -> Device:
+        """A device with `blocks` KV blocks, of which the instances named in `limits` may use so many each."""
+        shape = model.config
+        heads, head_dim = shape.num_kv_heads, shape.head_dim
+        cache = KVCache(shape.num_layers, blocks, block_size, heads, head_dim, model.cache_dtype, model.device)
+        pool = BlockPool(blocks, block_size)
+        for name, limit in limits.items():
+            pool.quota(name, limit)
         # Alive between two operators at worst: the residual stream, and the gated and up halves of the MLP.
         activations = (2 * shape.hidden_size + 3 * shape.intermediate_size) * model.dtype.itemsize
-        return cls(model, pool, cache, activations + kv_bytes_per_token)
+        return cls(model, pool, cache, activations + _kv_bytes(model))
 
     @property
     def num_layers(self) -> int:
@@ -75,6 +80,12 @@ class Device:
         """By default three quarters of an instance's blocks may belong to parked cohorts: the rest is for those who
         overtake them. Their activations are counted too, and a GPU keeps memory free for them."""
         return 3 * quota.limit * quota.block_size * self.held_bytes_per_token // 4
+
+
+def _kv_bytes(model: LanguageModel) -> int:
+    """Of one token."""
+    shape = model.config
+    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * model.cache_dtype.itemsize
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -42,7 +42,8 @@ class Engine:
     """One engine serves one model. `decode_model` is the same model on another device, if decodes run there: K and V
     are then copied at hand-over. Call everything on the event loop's thread.
 
-    `make_executor(name, threads, forwards)` is for tests and simulation; live it makes threads.
+    `make_executor(name, threads, forwards)` is for tests and simulation; live it makes threads. So is `devices`: those
+    of the prefill and of the decode instances, laid out already.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         decode_model: LanguageModel | None = None,
+        devices: Sequence[Device] | None = None,
         clock: Clock | None = None,
         make_executor: MakeExecutor | None = None,
     ) -> None:
@@ -62,7 +64,7 @@ class Engine:
         self.decode: list[DecodeInstance | ColocatedInstance] = []  # those that take decodes
         self.error: str | None = None  # why the engine can serve no more, if a task of its own has crashed
         self._make_executor = make_executor or self._thread_executor
-        self.devices = Device.lay_out(model, decode_model, self.config)
+        self.devices = devices or Device.lay_out(model, decode_model, self.config)
         self._live: dict[int, LiveRequest] = {}
         self._ids = count()
         self._seeds = random.Random(self.config.seed)

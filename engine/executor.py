@@ -56,11 +56,11 @@ OnReply = Callable[[Reply], None]
 class Drive:
     """One forward pass on its way: the coroutine is the saved state, the gate its one handle.
 
-    `boundaries`: gates that it passes in all.
+    `boundaries`: gates that it passes in all. In a simulation there is no coroutine.
     """
 
     id: int
-    coroutine: Coroutine[Any, None, Any]
+    coroutine: Coroutine[Any, None, Any] | None
     gate: Gate
     boundaries: int = 1
     work: Work | None = None
@@ -72,7 +72,8 @@ class Drive:
 
     def close(self) -> None:
         """Drop a parked drive's state. Never call this while it runs."""
-        self.coroutine.close()
+        if self.coroutine is not None:
+            self.coroutine.close()
 
 
 class Executor(Protocol):
@@ -103,7 +104,8 @@ class Forwards:
     cache: KVCache
 
     def drive(self, drive: int, work: Work, gate: Gate) -> Drive:
-        boundaries = work.layers_crossed * len(self.model.operators)
+        crossed = range(work.first_crossed, work.first_crossed + work.layers_crossed)
+        boundaries = sum(len(self.model.layer_operators(layer)) for layer in crossed)
         return Drive(drive, forward(self.model, self.cache, work, gate), gate, boundaries, work)
 
 
@@ -120,6 +122,7 @@ def abandon(drive: Drive) -> None:
 
 def drive_on(drive: Drive, clock: Clock) -> Reply:
     """Run until done or suspended. On the executor's thread."""
+    assert drive.coroutine is not None
     try:
         drive.coroutine.send(None)
     except StopIteration as done:

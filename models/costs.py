@@ -1,0 +1,134 @@
+"""What the operators of a model cost, from its config: operations, bytes, kernels. No seconds: those are a device's.
+
+The names are those that the model's gates report (models/decoder.py), in the same order; a test holds that. A norm
+belongs to the operator behind it, RoPE and the writing of K and V to `qkv_proj`, a residual add to the operator before.
+
+Under tensor parallelism every projection and the attention's heads are shared out over `tp` ranks (Megatron-LM,
+arXiv:1909.08053): the figures are one rank's, and `o_proj` and `down_proj` end with an all-reduce of the hidden state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The size of one forward pass, or of one part of it.
+
+    rows    new tokens
+    pairs   (query, key) pairs that attention computes
+    keys    cached tokens whose K and V it reads: each sequence's length, once
+    drawn   rows of which the logits are needed
+    """
+
+    rows: int
+    pairs: float
+    keys: float
+    drawn: int = 0
+
+    def __add__(self, other: Load) -> Load:
+        return Load(self.rows + other.rows, self.pairs + other.pairs, self.keys + other.keys, self.drawn + other.drawn)
+
+
+def whole(rows: int) -> float:
+    """The share of its weights that a dense operator reads: all of them, however few the rows."""
+    return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator on one rank. `coverage(rows)`: the share of `weight_bytes` that so many rows read; experts that no
+    row is routed to are not read."""
+
+    name: str
+    flops_per_row: float = 0.0
+    flops_per_pair: float = 0.0
+    weight_bytes: float = 0.0
+    bytes_per_row: float = 0.0  # activations, and K and V written
+    bytes_per_key: float = 0.0  # K and V read
+    reduced_bytes_per_row: float = 0.0  # of the all-reduce behind it
+    kernels: int = 1  # launches
+    coverage: Callable[[int], float] = whole
+
+    def flops(self, load: Load) -> float:
+        return self.flops_per_row * load.rows + self.flops_per_pair * load.pairs
+
+    def weights_read(self, load: Load) -> float:
+        """Bytes."""
+        return self.weight_bytes * self.coverage(load.rows)
+
+    def bytes(self, load: Load) -> float:
+        """Read and written in all."""
+        return self.weights_read(load) + self.bytes_per_row * load.rows + self.bytes_per_key * load.keys
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCosts:
+    """`layer`: the operators of each of `num_layers` layers. `head` counts the drawn rows only, final norm included.
+    `weight_bytes` and `kv_bytes_per_token`: what one rank holds."""
+
+    num_layers: int
+    layer: tuple[Operator, ...]
+    embed: Operator
+    head: Operator
+    weight_bytes: float
+    kv_bytes_per_token: float
+    tp: int = 1
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return tuple(operator.name for operator in self.layer)
+
+
+def model_costs(config: ModelConfig, *, tp: int = 1, itemsize: int = 2) -> ModelCosts:
+    """The costs of a dense decoder on one of `tp` ranks; `itemsize`: bytes of a weight, an activation, a K or V.
+
+    ValueError if the heads cannot be shared out evenly. Fewer KV heads than ranks are replicated.
+    """
+    hidden, inner, vocab, head_dim = config.hidden_size, config.intermediate_size, config.vocab_size, config.head_dim
+    if tp < 1 or config.num_heads % tp or (config.num_kv_heads % tp and tp % config.num_kv_heads):
+        raise ValueError(f"tp {tp} does not divide {config.num_heads} heads over {config.num_kv_heads} KV heads")
+    heads, kv_heads = config.num_heads // tp, max(1, config.num_kv_heads // tp)
+    q, kv, inner = heads * head_dim, 2 * kv_heads * head_dim, -(-inner // tp)
+    reduced = hidden * itemsize if tp > 1 else 0
+
+    def projection(
+        name: str, wide_in: int, wide_out: int, *, kernels: int, moved: int = 0, reduced: int = 0
+    ) -> Operator:
+        """A matrix product; `moved`: elements a row that its norm, activation or residual add reads and writes."""
+        return Operator(
+            name,
+            flops_per_row=2 * wide_in * wide_out,
+            weight_bytes=wide_in * wide_out * itemsize,
+            bytes_per_row=(wide_in + wide_out + moved) * itemsize,
+            reduced_bytes_per_row=reduced,
+            kernels=kernels,
+        )
+
+    layer = (
+        # norm, matrix product, RoPE, writing K and V; Qwen3 also normalises q and k
+        projection(
+            "qkv_proj", hidden, q + kv, kernels=6 if config.family.qk_norm else 4, moved=2 * hidden + 2 * (q + kv)
+        ),
+        Operator(
+            "attention",
+            flops_per_pair=4 * q,  # q k^T and its product with v
+            bytes_per_row=2 * q * itemsize,
+            bytes_per_key=kv * itemsize,
+            kernels=1,
+        ),
+        projection("o_proj", q, hidden, kernels=1, moved=2 * hidden, reduced=reduced),
+        projection("gate_up_proj", hidden, 2 * inner, kernels=3, moved=2 * hidden + 3 * inner),  # norm, product, SwiGLU
+        projection("down_proj", inner, hidden, kernels=1, moved=2 * hidden, reduced=reduced),
+    )
+    embedding = hidden * vocab * itemsize / tp
+    embed = Operator("embed", bytes_per_row=2 * hidden * itemsize, kernels=1)
+    head = projection("head", hidden, -(-vocab // tp), kernels=2, moved=2 * hidden)
+    weights = config.num_layers * sum(operator.weight_bytes for operator in layer)
+    weights += embedding * (1 if config.tie_word_embeddings else 2)
+    kv_bytes = config.num_layers * kv * itemsize
+    return ModelCosts(config.num_layers, layer, embed, head, weights, kv_bytes, tp)
