@@ -20,7 +20,14 @@ Cost = Callable[[str, int], float]  # (operator, rows) -> seconds
 
 
 class SteppingGate(Gate):
-    """Suspends at every boundary, so that its executor can let the operator's time pass; parking is decided there."""
+    """Suspends at every boundary, so that its executor can let the operator's time pass.
+
+    The boundary counts as passed, and the drive may be parked at it, when that time is over.
+    """
+
+    def operator(self, name: str) -> Gate:
+        self.last = name
+        return self
 
     def __await__(self) -> Generator[None]:
         yield
@@ -54,12 +61,10 @@ class SteppingExecutor:
     def _step(self, drive: Drive) -> None:
         """Run one operator, and hear what became of it once its time has passed."""
         assert drive.work is not None
-        before = drive.gate.passed
         with torch.inference_mode():
             reply = drive_on(drive, self._loop)
         if isinstance(reply, Parked):
-            assert drive.gate.passed == before + 1
-            crossed = before * drive.work.layers_crossed // drive.boundaries
+            crossed = drive.gate.passed * drive.work.layers_crossed // drive.boundaries
             rows = drive.work.rows_in(drive.work.first_crossed + crossed)
             self._loop.call_later(self._cost(drive.gate.last, rows), self._at_boundary, drive)
         else:
@@ -67,6 +72,7 @@ class SteppingExecutor:
 
     def _at_boundary(self, drive: Drive) -> None:
         gate = drive.gate
+        gate.passed += 1
         if gate.park_requested and gate.level.stops_at(gate.last):
             self.on_reply(Parked(drive.id, self._loop.now()))
         else:
