@@ -21,7 +21,6 @@ class FakeModel:
     `calls` records (tokens, first layer, last layer) of every forward pass.
     """
 
-    operators = OPERATORS
     device = torch.device("cpu")
     dtype = cache_dtype = torch.float32
 
@@ -49,6 +48,9 @@ class FakeModel:
         )
         self.fail_on = fail_on
         self.calls: list[tuple[list[int], int, int]] = []
+
+    def layer_operators(self, layer: int) -> tuple[str, ...]:
+        return OPERATORS
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         if self.fail_on is not None and bool((tokens == self.fail_on).any()):

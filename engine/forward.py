@@ -34,9 +34,8 @@ class LanguageModel(Protocol):
     @property
     def cache_dtype(self) -> torch.dtype: ...
 
-    @property
-    def operators(self) -> tuple[str, ...]:
-        """Names of one layer's operators, in the order in which its gates report them."""
+    def layer_operators(self, layer: int) -> tuple[str, ...]:
+        """Names of a layer's operators, in the order in which its gates report them."""
         ...
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor: ...

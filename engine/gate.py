@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
+import torch
+
 from scheduling.preempt import Preempt
 
 
@@ -20,15 +22,19 @@ class Gate:
 
     `passed` counts the boundaries reached since the drive began, `last` names the operator just finished. Both are
     written by the executor thread and may be read by any other: they are a progress bar, not a lock.
+
+    `routed`: None, or a list to which every mixture of experts of the pass appends the ends of its groups of rows,
+    int32 [experts], from which the experts that it used can be counted (engine/counters.py).
     """
 
-    __slots__ = ("last", "level", "park_requested", "passed")
+    __slots__ = ("last", "level", "park_requested", "passed", "routed")
 
     def __init__(self, level: Preempt = Preempt.OPERATOR) -> None:
         self.level = level
         self.park_requested = False
         self.passed = 0
         self.last = ""
+        self.routed: list[torch.Tensor] | None = None
 
     def operator(self, name: str) -> Gate:
         """Report that operator `name` is done. Await what comes back: `await gate.operator("o_proj")`."""

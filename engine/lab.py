@@ -44,7 +44,7 @@ class Lab:
         per_token: float = 0.0001,
     ) -> None:
         self.model = model or FakeModel()
-        operators = self.model.config.num_layers * len(self.model.operators)
+        operators = sum(len(self.model.layer_operators(i)) for i in range(self.model.config.num_layers))
         base = config or EngineConfig(num_blocks=1024)
         self.loop = VirtualLoop()
         self.engine = Engine(

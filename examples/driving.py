@@ -60,7 +60,7 @@ class Driver:
     @property
     def gates(self) -> int:
         """Gates of one forward pass."""
-        return self.model.config.num_layers * len(self.model.operators)
+        return sum(len(self.model.layer_operators(i)) for i in range(self.model.config.num_layers))
 
     def prompt(self, tokens: int, seed: int = 0) -> list[int]:
         """Random token ids."""

@@ -16,12 +16,14 @@ class Family:
     qkv_bias: bool = False  # Qwen2 and 2.5 add a bias to q, k and v
     qk_norm: bool = False  # Qwen3 normalises every head of q and k before RoPE
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    experts: bool = False  # a mixture of experts in place of the MLP, in some or all layers
 
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(),
     "Qwen2ForCausalLM": Family(qkv_bias=True),
     "Qwen3ForCausalLM": Family(qk_norm=True, default_head_dim=128),
+    "Qwen3MoeForCausalLM": Family(qk_norm=True, experts=True),
 }
 
 # Keys that change the results, and the only values of them that are computed here; a missing key is the first value.
@@ -35,6 +37,38 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False, None),
     "add_cross_attention": (False, None),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class MoEConfig:
+    """The mixture of experts that `layers` have in place of the MLP (models/moe.py)."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int  # of one expert
+    norm_topk_prob: bool  # whether the weights of a token's experts are made to sum to one
+    layers: tuple[int, ...]  # the others are dense
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], num_layers: int) -> MoEConfig:
+        """ValueError names the key that is missing, malformed or out of range."""
+        # transformers 5 writes num_local_experts
+        num_experts = _count(config, "num_experts", config.get("num_local_experts"))
+        experts_per_token = _count(config, "num_experts_per_tok")
+        if experts_per_token > num_experts:
+            raise ValueError(
+                f"config.json: num_experts_per_tok {experts_per_token} is more than num_experts {num_experts}"
+            )
+        every, dense = _count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+        if not isinstance(dense, list) or any(type(one) is not int or not 0 <= one < num_layers for one in dense):
+            raise ValueError(f"config.json: mlp_only_layers must list layers below {num_layers}, got {dense!r}")
+        return cls(
+            num_experts=num_experts,
+            experts_per_token=experts_per_token,
+            intermediate_size=_count(config, "moe_intermediate_size"),
+            norm_topk_prob=_flag(config, "norm_topk_prob"),
+            layers=tuple(i for i in range(num_layers) if (i + 1) % every == 0 and i not in dense),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +88,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     rope: RopeConfig
     eos_token_ids: frozenset[int]
+    moe: MoEConfig | None = None  # None: every layer is dense
 
     @property
     def family(self) -> Family:
@@ -100,9 +135,6 @@ class ModelConfig:
         eps = config.get("rms_norm_eps")
         if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < 1:
             raise ValueError(f"config.json: rms_norm_eps must be a small positive number, got {eps!r}")
-        tie_word_embeddings = config.get("tie_word_embeddings", False)
-        if not isinstance(tie_word_embeddings, bool):
-            raise ValueError(f"config.json: tie_word_embeddings must be true or false, got {tie_word_embeddings!r}")
         max_position_embeddings = _count(config, "max_position_embeddings")
         return cls(
             architecture=architecture,
@@ -115,10 +147,15 @@ class ModelConfig:
             vocab_size=_count(config, "vocab_size"),
             max_position_embeddings=max_position_embeddings,
             rms_norm_eps=float(eps),
-            tie_word_embeddings=tie_word_embeddings,
+            tie_word_embeddings=_flag(config, "tie_word_embeddings"),
             rope=RopeConfig.from_hf(config, max_position_embeddings),
             eos_token_ids=_eos(config, "config.json") | _eos(generation_config or {}, "generation_config.json"),
+            moe=MoEConfig.from_hf(config, num_layers) if family.experts else None,
         )
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer has a mixture of experts."""
+        return self.moe is not None and layer in self.moe.layers
 
 
 def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
@@ -129,6 +166,13 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
         raise ValueError(f"config.json: {key} is missing")
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"config.json: {key} must be a positive whole number, got {value!r}")
+    return value
+
+
+def _flag(config: Mapping[str, Any], key: str) -> bool:
+    value = config.get(key, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"config.json: {key} must be true or false, got {value!r}")
     return value
 
 
@@ -149,7 +193,8 @@ def _refuse_sliding_window(config: Mapping[str, Any], architecture: str, num_lay
     elif architecture == "LlamaForCausalLM":
         used = config.get("sliding_window") is not None
     else:
-        used = bool(config.get("use_sliding_window")) and config.get("max_window_layers", 28) < num_layers
-        used = used and config.get("sliding_window", 4096) is not None
+        used = bool(config.get("use_sliding_window")) and config.get("sliding_window", 4096) is not None
+        if architecture != "Qwen3MoeForCausalLM":  # where one is used, all its layers use it
+            used = used and config.get("max_window_layers", 28) < num_layers
     if used:
         raise ValueError("config.json: sliding-window attention is not supported; only full_attention layers are")

@@ -1,4 +1,4 @@
-"""The decoder that Llama, Qwen2.5 and Qwen3 share. Its forward pass is a coroutine that awaits a gate per operator.
+"""The decoder that Llama, Qwen2.5, Qwen3 and Qwen3-MoE share. Its forward pass is a coroutine: a gate per operator.
 
 No `with`, no `try`, no lock stands around an await here: the executor thread enters torch.inference_mode once, and a
 parked forward pass must hold nothing that belongs to a thread.
@@ -6,27 +6,20 @@ parked forward pass must hold nothing that belongs to a thread.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 
 from models.attention import Attend, default_backend, plan_attention
 from models.batch import Batch
 from models.config import ModelConfig
+from models.gate import Gate
 from models.linear import Linear, RMSNorm
+from models.moe import MoE
 from models.rope import Rope, Rotation, rotate
 
 
-class Gate(Protocol):
-    """What a forward pass awaits behind each operator; engine/gate.py has the real one."""
-
-    def operator(self, name: str) -> Awaitable[None]: ...
-
-
 class MLP:
-    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer, arXiv:2002.05202). A mixture of experts would take its place."""
+    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer, arXiv:2002.05202). Its sibling is models/moe.py."""
 
     operators = ("gate_up_proj", "down_proj")
 
@@ -51,9 +44,9 @@ class MLP:
 
 
 class Layer:
-    """One decoder layer: attention, then MLP, each behind its norm and added to the residual stream."""
+    """One decoder layer: attention, then MLP or experts, each behind its norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device) -> None:
         hidden, head_dim = config.hidden_size, config.head_dim
         heads, kv_heads = config.num_heads, config.num_kv_heads
         family = config.family
@@ -71,7 +64,7 @@ class Layer:
             self.q_norm = RMSNorm("self_attn.q_norm", head_dim, config.rms_norm_eps, dtype, device)
             self.k_norm = RMSNorm("self_attn.k_norm", head_dim, config.rms_norm_eps, dtype, device)
         self.o_proj = Linear(heads * head_dim, {"self_attn.o_proj": hidden}, False, dtype, device)
-        self.mlp = MLP(config, dtype, device)
+        self.mlp: MLP | MoE = MoE(config, dtype, device) if config.is_sparse(index) else MLP(config, dtype, device)
 
     def qkv(self, x: torch.Tensor, rotation: Rotation, batch: Batch, index: int) -> torch.Tensor:
         """[rows, hidden] -> q, [rows, heads, head_dim]; K and V of the rows go to the cache.
@@ -88,9 +81,16 @@ class Layer:
         batch.cache.value[index].flatten(0, 1).index_copy_(0, batch.slots, v)
         return q
 
-    def parameters(self, prefix: str) -> dict[str, torch.Tensor]:
-        parts = (self.norm, self.qkv_proj, self.q_norm, self.k_norm, self.o_proj, self.mlp)
-        return {name: view for part in parts if part is not None for name, view in part.parameters(prefix).items()}
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return ("qkv_proj", "attention", "o_proj", *self.mlp.operators)
+
+    def parameters(self, prefix: str, *, fused_experts: bool) -> dict[str, torch.Tensor]:
+        parts = (self.norm, self.qkv_proj, self.q_norm, self.k_norm, self.o_proj)
+        views = {name: view for part in parts if part is not None for name, view in part.parameters(prefix).items()}
+        if isinstance(self.mlp, MoE):
+            return views | self.mlp.parameters(prefix, fused_experts=fused_experts)
+        return views | self.mlp.parameters(prefix)
 
 
 class Model:
@@ -108,24 +108,28 @@ class Model:
         self.cache_dtype = dtype
         self.device = torch.device(device)
         self.attention = attention
-        self.operators: tuple[str, ...] = ("qkv_proj", "attention", "o_proj", *MLP.operators)
         hidden, vocab = config.hidden_size, config.vocab_size
         self.embed_tokens = Linear(hidden, {"model.embed_tokens": vocab}, False, dtype, self.device)
-        self.layers = [Layer(config, dtype, self.device) for _ in range(config.num_layers)]
+        self.layers = [Layer(config, index, dtype, self.device) for index in range(config.num_layers)]
         self.norm = RMSNorm("model.norm", hidden, config.rms_norm_eps, dtype, self.device)
         self.lm_head = self.embed_tokens
         if not config.tie_word_embeddings:
             self.lm_head = Linear(hidden, {"lm_head": vocab}, False, dtype, self.device)
         self.rope = Rope(config.rope, config.head_dim, self.device)
 
-    def parameters_wanted(self) -> dict[str, torch.Tensor]:
+    def layer_operators(self, layer: int) -> tuple[str, ...]:
+        """Names of a layer's operators, in the order in which its gates report them. Dense and sparse layers differ."""
+        return self.layers[layer].operators
+
+    def parameters_wanted(self, *, fused_experts: bool = False) -> dict[str, torch.Tensor]:
         """Every tensor name a checkpoint must hold -> the view to copy it into, which has the expected shape.
 
         The views lie in the fused weights, so `target.copy_(source)` is the only copy. All of them are needed.
+        `fused_experts`: for a checkpoint that holds the experts of a layer together, not by their numbers.
         """
         wanted = self.embed_tokens.parameters("")
         for index, layer in enumerate(self.layers):
-            wanted |= layer.parameters(f"model.layers.{index}.")
+            wanted |= layer.parameters(f"model.layers.{index}.", fused_experts=fused_experts)
         wanted |= self.norm.parameters("")
         if self.lm_head is not self.embed_tokens:
             wanted |= self.lm_head.parameters("")

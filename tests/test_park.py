@@ -71,7 +71,7 @@ def prefill(model: Model, batch: Batch, gate: Gate, meanwhile: Batch | None = No
 
 
 def boundaries(model: Model) -> int:
-    return model.config.num_layers * len(model.operators)
+    return sum(len(model.layer_operators(layer)) for layer in range(model.config.num_layers))
 
 
 def test_parked_at_every_operator_in_turn_the_logits_are_bitwise_equal(toy: Model) -> None:
