@@ -6,12 +6,14 @@ first. `free_blocks` is what the KV pool can still give; the head's own need has
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from scheduling.plan import Plan, Share, later_extents, next_share
-from scheduling.predictor import Predict
+from scheduling.predictor import Load, Predict
+from scheduling.ranked import Room
 from scheduling.request import Request
 
 Misfit = Literal["skip", "stop"]
@@ -24,12 +26,16 @@ def blocks_needed(request: Request, block_size: int) -> int:
 
 @dataclass(slots=True)
 class Forming:
-    """A slice in the making: what it holds, and whether one more request fits in the pool."""
+    """A slice in the making: what it holds, and whether one more request fits in the pool.
+
+    A policy that skips whatever does not fit sets `room`, so that the queue need not show it thousands of misfits.
+    """
 
     free_blocks: int
     block_size: int
     shares: list[Share] = field(default_factory=list)
     tokens: int = 0
+    room: Room = field(default_factory=Room)
 
     def fits(self, request: Request) -> bool:
         return blocks_needed(request, self.block_size) <= self.free_blocks
@@ -81,6 +87,34 @@ class FillBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class FillChunks:
+    """Fill every pass with `budget` tokens, in priority order; the last prompt is cut to what is left, and its rest is
+    taken along by the next pass. So A's last chunk is computed beside B's first (Sarathi-Serve, vLLM, DistServe-CP).
+
+    How many prompts are under way at once is a matter of the order. Where none overtakes what has begun (FCFS, or any
+    order under `Preempt.NEVER`), at most ceil(budget / chunk) are, as only those of one pass can be. Where a newcomer
+    may come first, as many as the KV pool holds: blocks for a whole prompt are given when it begins, so that every one
+    of them can be finished.
+    """
+
+    budget: int = 2048
+
+    def __post_init__(self) -> None:
+        _check_budget(self.budget)
+
+    def form(
+        self, head: Share, others: Iterable[Request], plan: Plan, predict: Predict, now: float, forming: Forming
+    ) -> Sequence[Share]:
+        forming.add(head.cut(max(1, self.budget - forming.tokens)))
+        for request in others:
+            left = self.budget - forming.tokens
+            if left < 1 or not forming.fits(request):
+                break
+            forming.add(next_share(plan, request).cut(left))
+        return forming.shares
+
+
+@dataclass(frozen=True, slots=True)
 class SLOAware:
     """FlowPrefill's Algorithm 1: add requests in priority order while the head still makes its deadline.
 
@@ -115,20 +149,45 @@ class SLOAware:
         # The head's later chunks have to be in time too.
         later = sum(predict([extent]) for extent in later_extents(plan, head.request, head.stop))
         time_left = head.request.deadline - now - later - self.margin * (head.request.slo.ttft or 0.0)
-        extents = [head.extent]
+        load = Load().plus(head.extent)
+        self._say_what_fits(forming, load, time_left, predict)
         for request in others:
             share = next_share(plan, request)
             if forming.tokens + share.tokens > self.budget or not forming.fits(request):
                 if self.on_misfit == "stop":
                     break
                 continue
-            if predict([*extents, share.extent]) > time_left:
+            with_share = load.plus(share.extent)
+            if predict.seconds(with_share) > time_left:
                 if self.on_late == "stop":
                     break
                 continue
             forming.add(share)
-            extents.append(share.extent)
+            load = with_share
+            self._say_what_fits(forming, load, time_left, predict)
         return forming.shares
+
+    def _say_what_fits(self, forming: Forming, load: Load, time_left: float, predict: Predict) -> None:
+        """Tell the queue what would be skipped in any case: no share of so many tokens takes less time than a prompt's
+        first ones."""
+        if self.on_misfit == "stop":
+            return
+        tokens = max(0, self.budget - forming.tokens)
+        if self.on_late == "skip":
+            tokens = _longest_in_time(load, time_left, predict, tokens)
+        forming.room.tokens = tokens
+        forming.room.blocks = forming.free_blocks
+
+
+def _longest_in_time(load: Load, seconds: float, predict: Predict, at_most: int) -> int:
+    """Tokens, up to `at_most`, of the longest prompt that can join `load` in a pass of so many seconds."""
+
+    def with_prompt(tokens: int) -> float:
+        return predict.seconds(load.plus((0, tokens)))
+
+    if at_most == 0 or with_prompt(at_most) <= seconds:
+        return at_most
+    return bisect_right(range(1, at_most + 1), seconds, key=with_prompt)
 
 
 def _check_budget(budget: int) -> None:

@@ -30,6 +30,7 @@ class Cohort:
     members: list[Request]
     groups: Sequence[Group]
     predicted: float  # seconds, of all slices together
+    later: float = 0.0  # predicted seconds of the passes that the head still needs after this one
     phase: Phase = Phase.RUNNING
     group: int = 0
     inside: float = 0.0

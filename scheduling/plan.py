@@ -34,6 +34,10 @@ class Share:
     def extent(self) -> Extent:
         return self.start, self.tokens
 
+    def cut(self, tokens: int) -> Share:
+        """The share, or the first `tokens` of it."""
+        return self if self.tokens <= tokens else Share(self.request, self.start, self.start + tokens)
+
 
 Group = tuple[int, int]  # the layers [first, last)
 
@@ -85,7 +89,7 @@ def next_share(plan: Plan, request: Request) -> Share:
 
 def later_extents(plan: Plan, request: Request, computed: int) -> list[Extent]:
     """What remains once `computed` tokens of the prompt are in the cache, one extent for each pass still to come."""
-    probe = Request(request.id, request.prompt, computed=computed)
+    probe = Request(request.id, request.prompt, request.sampling, request.slo, computed=computed)
     extents: list[Extent] = []
     while probe.remaining:
         tokens = plan.take(probe)

@@ -11,17 +11,38 @@ engine/profile.py; its error is kept beside the coefficients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 # One sequence's share of a forward pass: (tokens already cached, new tokens).
 Extent = tuple[int, int]
-Predict = Callable[[Iterable[Extent]], float]
 
 
 def attention_pairs(context: int, tokens: int) -> float:
     """(query, key) pairs of `tokens` new causal rows after `context` cached ones."""
     return tokens * context + tokens * (tokens + 1) / 2
+
+
+class Load(NamedTuple):
+    """What one forward pass has to compute. Both counts are exact, so loads add up the same in any order."""
+
+    rows: int = 0
+    pairs: float = 0.0  # (query, key) pairs of attention: whole and half numbers
+
+    def plus(self, extent: Extent) -> Load:
+        context, tokens = extent
+        return Load(self.rows + tokens, self.pairs + attention_pairs(context, tokens))
+
+
+class Predict(Protocol):
+    """Seconds of one forward pass: a function of its load, and one that never falls as the load grows."""
+
+    def __call__(self, extents: Iterable[Extent]) -> float:
+        """Of a pass over these sequences; 0 for no work at all."""
+        ...
+
+    def seconds(self, load: Load) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +61,11 @@ class Predictor:
                 raise ValueError(f"predictor.{name} must not be negative, got {getattr(self, name)}")
 
     def __call__(self, extents: Iterable[Extent]) -> float:
-        """Seconds of one forward pass over these sequences; 0 for no work at all."""
-        rows, pairs = 0, 0.0
-        for context, tokens in extents:
-            rows += tokens
-            pairs += attention_pairs(context, tokens)
+        load = Load()
+        for extent in extents:
+            load = load.plus(extent)
+        return self.seconds(load)
+
+    def seconds(self, load: Load) -> float:
+        rows, pairs = load
         return self.per_step + self.per_token * rows + self.per_pair * pairs if rows else 0.0

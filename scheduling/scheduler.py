@@ -23,8 +23,9 @@ from scheduling.plan import later_extents, next_share
 from scheduling.predictor import Predict
 from scheduling.preempt import Preempt
 from scheduling.presets import System
+from scheduling.ranked import Size
 from scheduling.request import Request, State
-from scheduling.waiting import Waiting
+from scheduling.waiting import waiting_for
 
 
 class Blocks(Protocol):
@@ -66,7 +67,7 @@ class Scheduler:
         bytes_per_token: int = 0,
     ) -> None:
         self.system = system
-        self.waiting = Waiting(system.order)
+        self.waiting = waiting_for(system.order)
         self.running: Cohort | None = None
         self.parked: list[Cohort] = []
         self._predict = predict
@@ -143,6 +144,7 @@ class Scheduler:
         for cohort in (*self.parked, self.running):
             if cohort is not None and request in cohort.members:
                 cohort.members.remove(request)
+                cohort.later = 0.0 if cohort.abandoned else self._later(cohort)  # its head may be another now
 
     # The decision
 
@@ -183,14 +185,14 @@ class Scheduler:
             begun.append(self.running)
         # What has begun is not overtaken, where nothing may be preempted: not even between chunks or layer groups.
         # And at the bound of what may be set aside nothing more is.
+        admitted = self.waiting.first(now, admitted_only=True)
+        uninterrupted = self.system.preempt == Preempt.NEVER and (begun or admitted)
         full = sum(cohort.held_bytes for cohort in self.parked) > self._park_limit_bytes
-        any_begun = bool(begun) or any(request.admitted for request in self.waiting)
-        uninterrupted = self.system.preempt == Preempt.NEVER and any_begun
-        first = self.waiting.first(now, admitted_only=full or uninterrupted)
+        first = admitted if full or uninterrupted else self.waiting.first(now)
         best = self._first([*begun, first], now)
         if isinstance(best, Candidate) and blocks_needed(best.request, self._blocks.block_size) > self._blocks.free:
             # KV is full: only those who hold their blocks already may go (Algorithm 2).
-            best = self._first([*begun, self.waiting.first(now, admitted_only=True)], now)
+            best = self._first([*begun, admitted], now)
         return best
 
     def _first(self, contenders: Sequence[Candidate | Cohort | None], now: float) -> Candidate | Cohort | None:
@@ -199,11 +201,11 @@ class Scheduler:
 
     def _rank(self, contender: Candidate | Cohort, now: float) -> Rank:
         if isinstance(contender, Cohort):
-            contender = Candidate(contender.head, contender.remaining + self._later(contender))
+            contender = Candidate(contender.head, contender.remaining + contender.later)
         return self.system.order.rank(contender, now)
 
     def _later(self, cohort: Cohort) -> float:
-        """Predicted seconds of the head's chunks after this pass."""
+        """Predicted seconds of the head's passes after this one."""
         share = next(share for share in cohort.shares if share.request is cohort.head)
         return self._predict_all(cohort.head, share.stop)
 
@@ -215,7 +217,8 @@ class Scheduler:
 
     def _wait(self, request: Request) -> None:
         request.state = State.WAITING
-        self.waiting.add(Candidate(request, self._predict_all(request, request.computed)))
+        size = Size(self.system.plan.take(request), blocks_needed(request, self._blocks.block_size))
+        self.waiting.add(Candidate(request, self._predict_all(request, request.computed)), size)
 
     def _predict_all(self, request: Request, computed: int) -> float:
         return sum(self._predict([extent]) for extent in later_extents(self.system.plan, request, computed))
@@ -224,14 +227,15 @@ class Scheduler:
         plan = self.system.plan
         shares = [next_share(plan, head)]
         if not head.alone:
-            others = (c.request for c in self.waiting.ranked(now) if c.request is not head and not c.request.alone)
             forming = Forming(self._blocks.free, self._blocks.block_size)
+            ranked = self.waiting.ranked(now, forming.room, admitted_first=self.system.preempt == Preempt.NEVER)
+            others = (c.request for c in ranked if c.request is not head and not c.request.alone)
             shares = list(self.system.batch.form(shares[0], others, plan, self._predict, now, forming))
         members = [share.request for share in shares]
         for request in members:
             self.waiting.discard(request)
         tokens = sum(share.tokens for share in shares)
-        return Cohort(
+        cohort = Cohort(
             next(self._ids),
             tuple(shares),
             members,
@@ -239,6 +243,8 @@ class Scheduler:
             self._predict([share.extent for share in shares]),
             held_bytes=tokens * self._bytes_per_token,
         )
+        cohort.later = self._later(cohort)
+        return cohort
 
     def _run(self, cohort: Cohort) -> Cohort:
         cohort.phase = Phase.RUNNING
