@@ -21,7 +21,7 @@ from scheduling.request import SLO
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Model, system and memory options. Each of them has an effect, or is refused by name in `engine_from_args`."""
     group = parser.add_argument_group("engine")
-    group.add_argument("--model", default="smollm2", help="toy, smollm2, a folder, or org/name of the hub")
+    group.add_argument("--model", default="smollm2", help="toy, toy-moe, smollm2, a folder, or org/name of the hub")
     group.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
     group.add_argument("--decode-device", help="another device for the decode instances: K and V are copied there")

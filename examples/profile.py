@@ -12,7 +12,7 @@ from models.load import load_model
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2", help="toy, smollm2, a folder, or org/name of the hub")
+    parser.add_argument("--model", default="smollm2", help="toy, toy-moe, smollm2, a folder, or org/name of the hub")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0, help="default: what one prefill instance is given")

@@ -38,7 +38,8 @@ def resolve(name: str | Path) -> Path:
         return folder
     if isinstance(name, str) and _REPOSITORY.fullmatch(name):
         return _in_hub_cache(name) or _download(name)
-    raise ModelNotFound(f"no model {str(name)!r}: give toy, smollm2, an existing folder, or org/name of the hub")
+    names = "toy, toy-moe, smollm2, an existing folder, or org/name of the hub"
+    raise ModelNotFound(f"no model {str(name)!r}: give {names}")
 
 
 def cache_dir() -> Path:

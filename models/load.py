@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,17 @@ from models.config import ModelConfig
 from models.decoder import Model
 from models.hub import resolve
 from models.tokenizer import load_tokenizer
-from models.toy import toy_config, toy_weights
+from models.toy import TOYS, toy_weights
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _READABLE = (torch.float32, torch.bfloat16, torch.float16)
 
+# An expert's matrix by itself, with its number, or one tensor for all experts of a layer.
+_EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(?:(\d+)\.|gate_up_proj$)")
+
 
 def load_model(name: str | Path, *, dtype: str = "auto", device: torch.device | str = "cpu") -> Model:
-    """Load `toy`, `smollm2`, a folder, or `org/name` of the Hugging Face hub.
+    """Load `toy`, `toy-moe`, `smollm2`, a folder, or `org/name` of the Hugging Face hub.
 
     `dtype` is float32, bfloat16 or auto. ValueError says what is wrong with the name, the config or the weights: a
     model is returned with every parameter loaded, or not at all. Each call makes a model of its own.
@@ -34,13 +38,13 @@ def load_model(name: str | Path, *, dtype: str = "auto", device: torch.device | 
 
 
 def _weights(name: str | Path) -> Mapping[str, torch.Tensor]:
-    return toy_weights() if name == "toy" else Checkpoint(resolve(name))
+    return toy_weights(str(name)) if name in TOYS else Checkpoint(resolve(name))
 
 
 def load_config(name: str | Path) -> ModelConfig:
     """What `load_model(name)` would have as its `config`, without the weights."""
-    if name == "toy":
-        return toy_config()
+    if name in TOYS:
+        return TOYS[str(name)]()
     folder = resolve(name)
     generation_config: dict[str, Any] = {}
     if (folder / "generation_config.json").is_file():
@@ -79,7 +83,9 @@ def fill(model: Model, weights: Mapping[str, torch.Tensor]) -> None:
     CheckpointError names a parameter that is missing or has the wrong shape or type, and a tensor that the model has
     no place for, which would mean that it is not the model its config describes.
     """
-    wanted = model.parameters_wanted()
+    _refuse_other_expert_counts(model.config, weights)
+    fused_experts = any(name.endswith(".mlp.experts.gate_up_proj") for name in weights)
+    wanted = model.parameters_wanted(fused_experts=fused_experts)
     missing = [name for name in wanted if name not in weights]
     if missing == ["lm_head.weight"]:
         raise CheckpointError(
@@ -101,6 +107,20 @@ def fill(model: Model, weights: Mapping[str, torch.Tensor]) -> None:
         if source.dtype not in _READABLE:
             raise CheckpointError(f"{name} is {source.dtype}; float32, bfloat16 and float16 weights are supported")
         target.copy_(source)
+
+
+def _refuse_other_expert_counts(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
+    """Experts are counted before anything else: a config that is wrong about them would mean hundreds of tensors."""
+    held: dict[int, int] = {}
+    for name in weights:
+        if match := _EXPERT.match(name):
+            layer, expert = int(match[1]), match[2]
+            count = int(expert) + 1 if expert is not None else weights[name].shape[0]
+            held[layer] = max(held.get(layer, 0), count)
+    for layer, count in held.items():
+        if config.is_sparse(layer) and config.moe is not None and config.moe.num_experts != count:
+            said = config.moe.num_experts
+            raise CheckpointError(f"the weights have {count} experts in layer {layer}, config.json says {said}")
 
 
 def _some(names: list[str]) -> str:

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from models.checkpoint import CheckpointError, read_json
 from models.hub import resolve
-from models.toy import SPECIAL_TOKENS
+from models.toy import SPECIAL_TOKENS, TOYS
 
 _TOY_SPECIAL = ("bos_token", "eos_token", "pad_token")
 _TOY_TEMPLATE = """\
@@ -39,7 +39,7 @@ class TokenizerFiles:
 
 def load_tokenizer(name: str | Path) -> TokenizerFiles:
     """For the names that `load_model` takes. CheckpointError if the folder has no tokenizer.json, or a broken one."""
-    if name == "toy":
+    if name in TOYS:
         return TokenizerFiles(_toy_tokenizer(), _TOY_TEMPLATE, dict(zip(_TOY_SPECIAL, SPECIAL_TOKENS, strict=True)))
     folder = resolve(name)
     path = folder / "tokenizer.json"

@@ -17,7 +17,12 @@ from models.decoder import Model
 
 T = TypeVar("T")
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
 VOCAB = 160
 BLOCK = 4
 
@@ -54,8 +59,8 @@ def pair(kind: str, dtype: torch.dtype = torch.float32, **changes: Any) -> tuple
     with torch.no_grad():
         for weight in theirs.parameters():
             noise = torch.randn(weight.shape, generator=generator)
-            weight.copy_(noise * weight.shape[-1] ** -0.5 if weight.ndim == 2 else 1 + 0.5 * noise)
-        for name, target in ours.parameters_wanted().items():
+            weight.copy_(noise * weight.shape[-1] ** -0.5 if weight.ndim > 1 else 1 + 0.5 * noise)
+        for name, target in ours.parameters_wanted(fused_experts=True).items():
             assert target.shape == state[name].shape, name
             target.copy_(state[name])
     return theirs, ours

@@ -109,7 +109,8 @@ def test_a_folder_wins_over_a_repository_of_its_name(tmp_path: Path) -> None:
 def test_a_name_that_is_no_model_is_refused_with_what_would_be(name: str) -> None:
     with pytest.raises(ModelNotFound) as error:
         resolve(name)
-    assert str(error.value) == f"no model {name!r}: give toy, smollm2, an existing folder, or org/name of the hub"
+    names = "toy, toy-moe, smollm2, an existing folder, or org/name of the hub"
+    assert str(error.value) == f"no model {name!r}: give {names}"
 
 
 # A repository on the hub

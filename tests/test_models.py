@@ -38,6 +38,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3 tied, yarn": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True, "rope_parameters": YARN}),
 }
+MOE = {"head_dim": 16, "num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+FAMILIES |= {
+    "qwen3_moe": ("qwen3_moe", MOE | {"norm_topk_prob": True}),
+    "qwen3_moe, weights not normalised": ("qwen3_moe", MOE | {"norm_topk_prob": False}),
+    "qwen3_moe, every second layer dense": ("qwen3_moe", MOE | {"decoder_sparse_step": 2}),
+    "qwen3_moe, one layer dense": ("qwen3_moe", MOE | {"mlp_only_layers": [1], "norm_topk_prob": True}),
+}
 LENGTHS = (131, 1, 40, BLOCK)  # beyond four times the original length of the scaled ones; one token; whole blocks
 
 
@@ -87,7 +94,7 @@ def test_chunks_of_any_size_beside_decodes(models: tuple[PreTrainedModel, Model]
 def test_tensor_names_and_places_are_complete(name: str) -> None:
     """Every tensor of transformers' model has its place in ours, and each place is a different piece of memory."""
     theirs, ours = family(name)
-    wanted = ours.parameters_wanted()
+    wanted = ours.parameters_wanted(fused_experts=True)
     assert {name for name in theirs.state_dict() if not ours.may_skip(name)} == set(wanted)
     spans = sorted((view.data_ptr(), view.data_ptr() + view.numel() * view.element_size()) for view in wanted.values())
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
