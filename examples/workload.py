@@ -1,195 +1,235 @@
-"""A QwenTrace-like workload: four types of request, with the lengths, outputs, arrivals and SLOs of the real trace.
+"""Where requests come from: a generator fitted to a published trace, or a file of recorded ones.
 
-Fitted to the first two minutes of QwenTrace A (alibaba-edu/qwen-bailian-usagetraces-anon, Apache-2.0) as used by
-FlowPrefill: 327 requests in 119 s. Pure Python, one seed, and *common random numbers*: every quantity has a random
-stream of its own, so changing the rate or a scale changes that and nothing else, and every system sees the same work.
+    python -m examples.workload TRACE --plot FILE
+
+TRACE is a file (examples/traces.py says of which formats) or a generator: qwen, qwen-long, arxiv, sharegpt, azure,
+mooncake. Prints what its lengths and arrivals are like, by type; the picture is that of FlowPrefill's figure 1.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from random import Random
+from statistics import mean, pstdev
+from typing import Protocol
 
-from engine.slo_classes import SLO_CLASSES
+from engine.metrics import percentile
+from examples.arrivals import Arrival, renewal, scaled
+from examples.command import Outputs, Parser, count, positive
+from examples.lengths import ARXIV, AZURE, MOONCAKE, QWENTRACE, QWENTRACE_LONG, SHAREGPT, RequestType
+from examples.slos import slo_of, slo_table
+from examples.traces import Row, Trace, read_trace
+from examples.workload_options import add_workload_arguments, workload_options
 from scheduling.request import SLO
 
-BASE_RATE = 2.746  # requests per second: 327 in 119.08 s
-
-SLOS = {label: SLO_CLASSES[label] for label in ("text", "image", "search", "file")}
-
-# Prefill of 1,024 tokens on the machine those SLOs are for, in seconds: another machine's are scaled against it.
-A800_1K_PREFILL = 0.080
+QWENTRACE_RATE = 2.746  # requests per second: 327 in 119.08 s
+RECORDED = None  # in place of a coefficient of variation: the gaps as they are
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """One request to come, `time` seconds after the start."""
+class Workload(Protocol):
+    """Something to draw arrivals from. `rate`: requests per second as it comes, which `at_rate` changes."""
 
-    index: int
-    time: float
-    label: str
-    prompt_tokens: int
-    output_tokens: int
-    slo: SLO
+    @property
+    def name(self) -> str: ...
 
-    def prompt(self, vocab_size: int, seed: int = 0) -> list[int]:
-        """Random token ids, the same ones whoever asks; no two arrivals share a prefix that a cache could reuse."""
-        return Random(f"{seed}/prompt/{self.index}").choices(range(vocab_size), k=self.prompt_tokens)
+    @property
+    def rate(self) -> float: ...
+
+    def draw(self, n: int, *, seed: int = 0, cv: float | None = 1.0) -> list[Arrival]:
+        """`n` arrivals at `rate`, with gaps of this coefficient of variation (1: Poisson) or RECORDED ones."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class LogNormal:
-    """exp of a normal(mu, sigma), clipped to [low, high] tokens."""
+class Generated:
+    """Arrivals drawn from distributions: a longer run begins with the shorter one."""
 
-    mu: float
-    sigma: float
-    low: int = 1
-    high: int = 1_000_000
+    name: str
+    types: Mapping[str, RequestType]
+    slos: Mapping[str, SLO]
+    rate: float
 
-    def __call__(self, random: Random) -> int:
-        return min(max(round(random.lognormvariate(self.mu, self.sigma)), self.low), self.high)
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """One of several distributions, drawn with the given weights."""
-
-    parts: Sequence[tuple[float, Callable[[Random], int]]]
-
-    def __call__(self, random: Random) -> int:
-        weights, choices = zip(*self.parts, strict=True)
-        draw: Callable[[Random], int] = random.choices(choices, weights)[0]
-        return draw(random)
+    def draw(self, n: int, *, seed: int = 0, cv: float | None = 1.0) -> list[Arrival]:
+        if cv is RECORDED:
+            raise ValueError(f"{self.name} is a generator and has no recorded arrivals: use poisson or gamma=CV")
+        labels = Random(f"{seed}/types").choices(list(self.types), [each.share for each in self.types.values()], k=n)
+        arrivals = []
+        for index, (label, time) in enumerate(zip(labels, renewal(seed, self.rate, cv), strict=False)):
+            # A stream for each request and quantity: one more draw here moves nothing elsewhere.
+            prompt = self.types[label].prompt(Random(f"{seed}/prompt tokens/{index}"))
+            output = self.types[label].output(Random(f"{seed}/output tokens/{index}"))
+            arrivals.append(Arrival(index, time, label, prompt, output, self.slos[label]))
+        return arrivals
 
 
 @dataclass(frozen=True, slots=True)
-class RequestType:
-    """A type of request: its share of the arrivals and how long its prompts and outputs are, in tokens."""
+class Recorded:
+    """Rows of a file: bootstrapped (drawn with replacement, with new arrivals), or as recorded.
 
-    share: float
-    prompt: Callable[[Random], int]
-    output: Callable[[Random], int]
-
-
-QWENTRACE = {
-    "text": RequestType(
-        share=0.691,
-        prompt=Mixture(
-            (
-                (0.243, LogNormal(4.322, 0.299, 16, 127)),  # a follow-up turn: only its new tokens count
-                (0.230, LogNormal(5.634, 0.487, 128, 699)),
-                (0.398, LogNormal(6.708, 0.094, 700, 1023)),  # a first turn: mostly the system prompt
-                (0.128, LogNormal(7.377, 0.423, 1024, 4613)),
-            )
-        ),
-        output=LogNormal(5.423, 1.02),
-    ),
-    "image": RequestType(
-        share=0.073,
-        prompt=Mixture(
-            (
-                (0.96, lambda random: 350 + round(random.expovariate(1 / 20))),
-                (0.04, lambda random: 930),
-            )
-        ),
-        output=LogNormal(4.323, 0.455),
-    ),
-    "search": RequestType(
-        share=0.202,
-        prompt=Mixture(
-            (
-                (0.94, LogNormal(8.457, 0.488, 1886, 16744)),
-                (0.06, lambda random: random.randint(241, 982)),
-            )
-        ),
-        output=LogNormal(5.861, 0.519),
-    ),
-    "file": RequestType(share=0.034, prompt=LogNormal(7.685, 1.38, 111, 10720), output=LogNormal(6.408, 0.408)),
-}
-
-
-def poisson(seed: int, rate: float) -> Iterator[float]:
-    """Arrival times in seconds, from 0, at `rate` per second. Another rate stretches the same gaps."""
-    if not rate > 0:
-        raise ValueError(f"the arrival rate must be above 0 requests per second, got {rate}")
-    random = Random(f"{seed}/arrivals")
-    time = 0.0
-    while True:
-        yield time
-        time += random.expovariate(1.0) / rate
-
-
-def qwentrace(n: int, *, seed: int = 0, rate: float = BASE_RATE) -> list[Arrival]:
-    """`n` arrivals drawn from the fitted distributions, unscaled."""
-    types = Random(f"{seed}/types").choices(list(QWENTRACE), [each.share for each in QWENTRACE.values()], k=n)
-    arrivals = []
-    for index, (label, time) in enumerate(zip(types, poisson(seed, rate), strict=False)):
-        # A stream for each request and quantity: one more draw here moves nothing elsewhere.
-        prompt = QWENTRACE[label].prompt(Random(f"{seed}/prompt tokens/{index}"))
-        output = QWENTRACE[label].output(Random(f"{seed}/output tokens/{index}"))
-        arrivals.append(Arrival(index, time, label, prompt, output, SLOS[label]))
-    return arrivals
-
-
-def bootstrap(path: Path | str, n: int, *, seed: int = 0, rate: float = BASE_RATE) -> list[Arrival]:
-    """`n` arrivals whose type and lengths are rows drawn, with replacement, from a CSV of real requests.
-
-    The columns `type` (text, image, search or file), `prompt_len` and `output_len` are read. Raises ValueError for
-    a file without them, naming the row; times in the file are not used.
+    `label` and its SLO are those of rows without a type. Rows without times have `rate` 1.
     """
-    with Path(path).open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        missing = {"type", "prompt_len", "output_len"} - set(reader.fieldnames or ())
-        if missing:
-            raise ValueError(f"{path} has no column {', '.join(sorted(missing))}")
-        rows = [_parse(path, reader.line_num, row) for row in reader]
-    if not rows:
-        raise ValueError(f"{path} has no rows")
-    drawn = Random(f"{seed}/rows").choices(rows, k=n)
-    return [
-        Arrival(index, time, label, prompt, output, SLOS[label])
-        for index, ((label, prompt, output), time) in enumerate(zip(drawn, poisson(seed, rate), strict=False))
-    ]
+
+    trace: Trace
+    slos: Mapping[str, SLO]
+    label: str
+
+    @property
+    def name(self) -> str:
+        return self.trace.name
+
+    @property
+    def rate(self) -> float:
+        return self.trace.rate or 1.0
+
+    def draw(self, n: int, *, seed: int = 0, cv: float | None = 1.0) -> list[Arrival]:
+        """As recorded: the file's first `n` rows, or all if it has fewer, whatever the seed."""
+        if cv is not RECORDED:
+            rows: Sequence[Row] = Random(f"{seed}/rows").choices(self.trace.rows, k=n)
+            times = renewal(seed, self.rate, cv)
+            return [self._arrival(index, row, time) for index, (row, time) in enumerate(zip(rows, times, strict=False))]
+        if not self.trace.timed:
+            raise ValueError(f"{self.name} has lengths and no times: use poisson or gamma=CV")
+        return [self._arrival(index, row, row.time or 0.0) for index, row in enumerate(self.trace.rows[:n])]
+
+    def _arrival(self, index: int, row: Row, time: float) -> Arrival:
+        label = row.label or self.label
+        slo = row.slo or self.slos[label]
+        tokens = row.prompt_tokens, row.output_tokens
+        return Arrival(index, time, label, *tokens, slo, row.blocks, self.trace.block_tokens)
 
 
-def _parse(path: Path | str, line: int, row: dict[str, str]) -> tuple[str, int, int]:
-    label = row["type"]
-    if label not in SLOS:
-        raise ValueError(f"{path}, line {line}: type {label!r} is none of {', '.join(SLOS)}")
-    try:
-        prompt, output = int(row["prompt_len"]), int(row["output_len"])
-    except (TypeError, ValueError):
-        raise ValueError(f"{path}, line {line}: prompt_len and output_len must be whole numbers, got {row}") from None
-    if prompt < 1 or output < 1:
-        raise ValueError(f"{path}, line {line}: prompt_len and output_len must be at least 1, got {prompt}, {output}")
-    return label, prompt, output
+def generators(slos: Mapping[str, SLO]) -> dict[str, Generated]:
+    """By name. The lengths of ShareGPT and arXiv are published without times: 1 request a second."""
+    made = (
+        Generated("qwen", QWENTRACE, slos, QWENTRACE_RATE),
+        Generated("qwen-long", QWENTRACE_LONG, slos, QWENTRACE_RATE),
+        Generated("arxiv", ARXIV, slos, 1.0),
+        Generated("sharegpt", SHAREGPT, slos, 1.0),
+        Generated("azure", AZURE, slos, 5.53),  # its gaps' coefficient of variation is 1.09
+        Generated("mooncake", MOONCAKE, slos, 3.40),
+    )
+    return {each.name: each for each in made}
 
 
-def scaled(
-    arrivals: Sequence[Arrival],
+def open_workload(
+    source: str,
     *,
-    prompt: float = 1.0,
-    output: float = 1.0,
-    max_output: int | None = None,
-    slo: float = 1.0,
-    time: float = 1.0,
-) -> list[Arrival]:
-    """The same arrivals with prompt lengths, output lengths, SLOs and arrival times multiplied; no length below 1."""
-    for name, factor in (("prompt", prompt), ("output", output), ("slo", slo), ("time", time)):
-        if not factor > 0:
-            raise ValueError(f"the {name} scale must be above 0, got {factor}")
+    model: str = "llama3-8b",
+    slo_class: str | None = None,
+    slos: Mapping[str, SLO] | None = None,
+    allow_equal_times: bool = False,
+    keep_history: bool = False,
+) -> Workload:
+    """The workload called `source`, or read from the file of that name, with the SLOs of `model`.
 
-    def scale(arrival: Arrival) -> Arrival:
-        outputs = max(1, round(arrival.output_tokens * output))
-        return replace(
-            arrival,
-            time=arrival.time * time,
-            prompt_tokens=max(1, round(arrival.prompt_tokens * prompt)),
-            output_tokens=outputs if max_output is None else min(outputs, max_output),
-            slo=SLO(*(None if target is None else target * slo for target in (arrival.slo.ttft, arrival.slo.tbt))),
+    `slo_class` is the type of rows whose format has none (default: text), and of all a generator's requests. `slos`
+    changes classes or adds some. ValueError or OSError says what is wrong, and where.
+    """
+    table = {**slo_table(model), **(slos or {})}
+    if slo_class is not None:
+        slo_of(slo_class, table)
+    made = generators(table)
+    if source in made:
+        return made[source] if slo_class is None else _relabelled(made[source], slo_class)
+    if not Path(source).exists():
+        raise ValueError(f"no workload {source!r}: neither a file nor one of {', '.join(made)}")
+    trace = read_trace(source, types=table, allow_equal_times=allow_equal_times, keep_history=keep_history)
+    return Recorded(trace, table, slo_class or "text")
+
+
+def _relabelled(generated: Generated, label: str) -> Generated:
+    """All of it as one type: a mixture keeps its lengths only if it has a single type."""
+    if len(generated.types) > 1:
+        raise ValueError(
+            f"{generated.name} has types of its own, {', '.join(generated.types)}: --slo-class is for others"
         )
+    [kind] = generated.types.values()
+    return Generated(generated.name, {label: kind}, generated.slos, generated.rate)
 
-    return [scale(arrival) for arrival in arrivals]
+
+def at_rate(arrivals: Sequence[Arrival], workload: Workload, rate: float) -> list[Arrival]:
+    """The arrivals of `workload` at `rate` requests per second: the same gaps, stretched."""
+    if not rate > 0:
+        raise ValueError(f"the arrival rate must be above 0 requests per second, got {rate:g}")
+    return scaled(arrivals, time=workload.rate / rate)
+
+
+def parse_process(text: str) -> float | None:
+    """`poisson`, `gamma=CV` or `recorded`, as a coefficient of variation or RECORDED."""
+    name, _, value = text.partition("=")
+    if text == "recorded":
+        return RECORDED
+    if text == "poisson":
+        return 1.0
+    try:
+        cv = float(value)
+    except ValueError:
+        cv = 0.0
+    if name != "gamma" or not cv > 0:
+        raise ValueError(f"arrivals {text!r} are none of poisson, gamma=CV (CV above 0), recorded")
+    return cv
+
+
+# The command
+
+
+def table(arrivals: Sequence[Arrival]) -> str:
+    """Lengths by type, and the arrivals of all."""
+    labels = list(dict.fromkeys(sorted(arrival.label for arrival in arrivals)))
+    lines = [f"{'':<10}{'':>8}{'share':>8} |{'prompt tokens':>42} |{'output tokens':>21} |{'SLO, s':>14}"]
+    heads = [f"{head:>7}" for head in ("mean", "std", "p50", "p90", "p99", "max", "mean", "p50", "p90")]
+    lines.append(f"{'type':<10}{'n':>8}{'':>8} |{''.join(heads[:6])} |{''.join(heads[6:])} |{'TTFT':>7}{'TBT':>7}")
+    for label in [*labels, "all"] if len(labels) > 1 else labels:
+        mine = [arrival for arrival in arrivals if label in (arrival.label, "all")]
+        prompts, outputs = [a.prompt_tokens for a in mine], [a.output_tokens for a in mine]
+        cells = [mean(prompts), pstdev(prompts), *(percentile(prompts, p) for p in (50, 90, 99)), max(prompts)]
+        outs = [mean(outputs), *(percentile(outputs, p) for p in (50, 90))]
+        slos = {arrival.slo for arrival in mine}
+        targets = next(iter(slos)) if len(slos) == 1 else SLO()
+        lines.append(
+            f"{label:<10}{len(mine):>8}{len(mine) / len(arrivals):>8.1%} |{''.join(f'{c:>7.0f}' for c in cells)} |"
+            f"{''.join(f'{c:>7.0f}' for c in outs)} |"
+            + "".join(f"{'-' if target is None else format(target, 'g'):>7}" for target in (targets.ttft, targets.tbt))
+        )
+    gaps = [after.time - before.time for before, after in pairwise(arrivals)]
+    if gaps and sum(gaps) > 0:
+        per_second, variation = len(gaps) / sum(gaps), pstdev(gaps) / mean(gaps)
+        lines.append(
+            f"\n{arrivals[-1].time:,.1f} s of arrivals, {per_second:.3g} a second; "
+            f"coefficient of variation of the gaps {variation:.2f}"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser("workload", __doc__)
+    parser.add_argument("trace", metavar="TRACE", help="a file, or a generator's name")
+    parser.add_argument("--requests", type=count, help="how many (default: all that are recorded; drawn: 2,000)")
+    parser.add_argument("--arrivals", help="poisson, gamma=CV or recorded (default: recorded, if it has times)")
+    parser.add_argument("--rate", type=positive, help="requests a second (default: the trace's own)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", default="llama3-8b", help="whose SLOs (default %(default)s)")
+    parser.add_argument("--plot", type=Path, help="draw lengths and arrivals into this PNG")
+    add_workload_arguments(parser)
+    args = parser.parse_args(argv)
+    with parser.user_errors():
+        outputs = Outputs(args.plot)
+        workload = open_workload(args.trace, model=args.model, **workload_options(args))
+        timed = isinstance(workload, Recorded) and workload.trace.timed
+        cv = parse_process(args.arrivals or ("recorded" if timed else "poisson"))
+        n = args.requests or (len(workload.trace.rows) if isinstance(workload, Recorded) else 2000)
+        arrivals = at_rate(workload.draw(n, seed=args.seed, cv=cv), workload, args.rate or workload.rate)
+    print(table(arrivals))
+    if args.plot is not None:
+        from examples.workload_plot import plot
+
+        outputs.add(args.plot, plot(arrivals, workload.name))
+    for path in outputs.commit():
+        print(f"\n  {path}")
+
+
+if __name__ == "__main__":
+    main()
