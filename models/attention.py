@@ -142,14 +142,14 @@ def causal_matmul(q: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: 
     key, value = key.permute(1, 2, 0).contiguous(), value.transpose(0, 1).contiguous()
     tile = max(16, min(rows, _SCORES // (heads * length)))
     scores, weights = q.new_empty(2, heads * tile * length)
-    future = torch.ones(tile, tile, dtype=torch.bool, device=q.device).triu(1)
+    future = torch.full((tile, tile), float("-inf"), dtype=q.dtype, device=q.device).triu(1)  # added: 0 changes nothing
     for start in range(0, rows, tile):
         stop = min(start + tile, rows)
         count, seen = stop - start, context + stop
         s = scores[: heads * count * seen].view(kv_heads, group * count, seen)
         w = weights[: heads * count * seen].view(kv_heads, group * count, seen)
         torch.bmm(q[:, :, start:stop].flatten(1, 2), key[:, :, :seen], out=s)
-        s.view(heads, count, seen)[:, :, seen - count :].masked_fill_(future[:count, :count], float("-inf"))
+        s.view(heads, count, seen)[:, :, seen - count :].add_(future[:count, :count])
         torch.softmax(s, dim=-1, out=w)
         out[:, :, start:stop] = torch.bmm(w, value[:, :seen]).view(kv_heads, group, count, head_dim)
 

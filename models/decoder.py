@@ -32,7 +32,7 @@ class MLP:
     async def __call__(self, x: torch.Tensor, gate: Gate) -> torch.Tensor:
         """[rows, hidden] -> [rows, hidden], residual included."""
         gated, up = self.gate_up_proj(self.norm(x)).chunk(2, dim=-1)
-        inner = F.silu(gated) * up
+        inner = F.silu(gated).mul_(up)
         await gate.operator("gate_up_proj")
         x = x + self.down_proj(inner)
         await gate.operator("down_proj")
