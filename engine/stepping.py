@@ -22,8 +22,11 @@ Cost = Callable[[str, int], float]  # (operator, rows) -> seconds
 class SteppingGate(Gate):
     """Suspends at every boundary, so that its executor can let the operator's time pass.
 
-    The boundary counts as passed, and the drive may be parked at it, when that time is over.
+    The boundary counts as passed, and the drive may be parked at it, when that time is over. `layers`: how many have
+    been crossed; dense and sparse ones differ in their operators.
     """
+
+    layers = 0
 
     def operator(self, name: str) -> Gate:
         self.last = name
@@ -60,19 +63,20 @@ class SteppingExecutor:
 
     def _step(self, drive: Drive) -> None:
         """Run one operator, and hear what became of it once its time has passed."""
-        assert drive.work is not None
+        assert drive.work is not None and isinstance(drive.gate, SteppingGate)
         with torch.inference_mode():
             reply = drive_on(drive, self._loop)
         if isinstance(reply, Parked):
-            crossed = drive.gate.passed * drive.work.layers_crossed // drive.boundaries
-            rows = drive.work.rows_in(drive.work.first_crossed + crossed)
+            rows = drive.work.rows_in(drive.work.first_crossed + drive.gate.layers)
             self._loop.call_later(self._cost(drive.gate.last, rows), self._at_boundary, drive)
         else:
             self.on_reply(reply)
 
     def _at_boundary(self, drive: Drive) -> None:
         gate = drive.gate
+        assert isinstance(gate, SteppingGate)
         gate.passed += 1
+        gate.layers += Preempt.LAYER.stops_at(gate.last)
         if gate.park_requested and gate.level.stops_at(gate.last):
             self.on_reply(Parked(drive.id, self._loop.now()))
         else:
