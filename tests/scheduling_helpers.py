@@ -224,6 +224,9 @@ class Device:
 
     def _start(self, cohort: Cohort) -> None:
         assert cohort.members == [share.request for share in cohort.shares]
+        if not cohort.head.admitted:
+            aside = sum(parked.tokens for parked in self.scheduler.parked)
+            assert aside <= self.park_limit_bytes, "something new, although too much stands aside already"
         for share in cohort.shares:
             request = share.request
             if needed := blocks_needed(request, BLOCK):

@@ -38,7 +38,7 @@ jobs = st.lists(
         tokens=tokens,
         ttft=targets,
         abort_at=st.one_of(st.none(), st.none(), seconds(12)),
-        bad=st.integers(0, 9).map(lambda n: n == 0),
+        bad=st.integers(0, 4).map(lambda n: n == 0),
     ),
     min_size=1,
     max_size=10,
@@ -256,6 +256,16 @@ def test_an_urgent_arrival_starts_within_one_boundary(
 
 
 # Batches
+
+
+def test_who_is_retried_is_company_for_nobody() -> None:
+    """A cohort of two raises while a more urgent request waits: all three run by themselves from then on."""
+    good, bad, urgent = Job(0.0, 8, ttft=6.0), Job(0.0, 8, ttft=5.0, bad=True), Job(1 / 16, 8, ttft=2.0)
+    played = Device(System(SEDF(), SLOAware(LONGEST), Whole(), Preempt.SLICE), [good, bad, urgent])
+    played.run()
+    assert [[share.request.id for share in cohort.shares] for _, cohort in played.starts] == [[1, 0], [2], [1], [0]]
+    assert [request.state for request in played.requests] == [State.FINISHED, State.FAILED, State.FINISHED]
+
 
 crowds = st.lists(st.builds(Job, seconds(1), tokens, seconds(4)), min_size=2, max_size=10)
 chunked = st.builds(Chunked, st.integers(1, LONGEST // 2))
