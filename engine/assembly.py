@@ -33,6 +33,8 @@ class Owner(Protocol):
 
     def on_token(self, choice: Choice, sampled: Sampled, time: float) -> None: ...
 
+    def on_tokens(self, choices: Sequence[Choice], count: int, first: float, last: float) -> None: ...
+
     def on_refused(self, request: Request, error: str) -> None: ...
 
     def on_failed(self, request: Request, error: str) -> None: ...
@@ -113,5 +115,6 @@ class Assembly:
     def _decodes(self, device: Device, quota: Quota, *, reserving: bool) -> Decodes:
         decodes = Decodes(device.cache, quota, self.config.max_batch, reserving=reserving)
         decodes.on_token = self.owner.on_token
+        decodes.on_tokens = self.owner.on_tokens
         decodes.on_failed = self.owner.on_failed
         return decodes

@@ -113,7 +113,7 @@ class ColocatedInstance(Inbox[Event]):
                 passage, step = self._take()
                 if step is not None:
                     self._on_step_ended(time)
-                    self.decodes.finish_step(step, computed.decode, time)
+                    self.decodes.finish_step(step, computed, time)
                 if passage is not None:
                     self._step_owed = True
                     self.prefills.finish_slice(passage, iter(computed.prefill), time)

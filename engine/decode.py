@@ -8,20 +8,22 @@ Steps are never parked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from engine.executor import Executor, Failed, Finished, Parked, Reply
+from engine.executor import Drive, Executor, Failed, Finished, Parked, Reply, park
 from engine.inbox import Inbox
 from engine.output import Choice
 from engine.sampling import Sampled
 from engine.timeline import Kind, Timeline
-from engine.work import Computed, Part, Work
+from engine.work import Computed, LazyParts, Move, Part, Work
 from kv.cache import KVCache
 from kv.pool import Lease, Quota
 from kv.table import BlockTable
 from kv.transfer import copy_blocks
+from models.costs import Volume
+from scheduling.predictor import attention_pairs
 from scheduling.preempt import Preempt
 from scheduling.request import Request
 
@@ -46,24 +48,54 @@ class Copy:
     """Rows that must be moved before the next step reads or writes them; the lease keeps their source as it is."""
 
     request: Request
-    run: Callable[[], None]
+    run: Move
     lease: Lease
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One token for each of `choices`, after `copies`; the lease keeps every block that the step may touch."""
+class StepParts(LazyParts):
+    """The rows of a step's choices."""
 
     choices: Sequence[Choice]
-    parts: tuple[Part, ...]
+
+    def __len__(self) -> int:
+        return len(self.choices)
+
+    def __iter__(self) -> Iterator[Part]:
+        for choice in self.choices:
+            yield Part(choice.pending, choice.cached, choice.held.blocks, (choice.next_draw,))
+
+    @property
+    def volume(self) -> Volume:
+        rows = pairs = keys = 0.0
+        for choice in self.choices:
+            length = choice.length
+            rows += length - choice.cached
+            pairs += attention_pairs(choice.cached, length - choice.cached)
+            keys += length
+        return Volume(int(rows), pairs, keys, len(self.choices), len(self.choices))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One token for each of `choices`, after `copies`. `repeats`: how many such steps are certain to see the same
+    choices, if nobody comes or leaves."""
+
+    choices: Sequence[Choice]
     copies: Sequence[Copy]
-    lease: Lease
+    repeats: int
+
+    @property
+    def parts(self) -> StepParts:
+        return StepParts(self.choices)
 
 
 class Decodes:
     """Choices from admission to their last token: everything about decodes but the device.
 
-    `on_token(choice, sampled, time)` takes each token and sets `choice.finish` when it was the last one.
+    `on_token(choice, sampled, time)` takes each token and sets `choice.finish` when it was the last one;
+    `on_tokens(choices, count, first, last)` those of several steps at once: `count` tokens 0 for each choice, evenly
+    spaced in time, which only a simulation gives.
     `on_failed(request, error)` ends a request whose forward pass raised.
 
     Where blocks are not reserved (`reserving` false) and a choice finds none to grow into, the latest request gives its
@@ -75,12 +107,15 @@ class Decodes:
         self.reserving = reserving
         self.on_recompute: Callable[[Request], None]
         self.on_token: Callable[[Choice, Sampled, float], None]
+        self.on_tokens: Callable[[Sequence[Choice], int, float, float], None]
         self.on_failed: Callable[[Request, str], None]
         self._cache = cache
         self._max_batch = max_batch
         self._choices: list[Choice] = []  # in order of admission; the first `max_batch` take part in a step
         self._suspects: list[Choice] = []  # of a failed step: each is tried alone before anything else
         self._copies: list[Copy] = []  # for the next step
+        self._stepping: Step | None = None  # running now, or about to
+        self._leaving: list[Choice] = []  # have left, but the running step may still touch their blocks
 
     @property
     def idle(self) -> bool:
@@ -124,7 +159,7 @@ class Decodes:
             self.quota.adopt(table, tokens)
         else:
             theirs, table = table, self.quota.allocate(tokens)
-            copy = partial(copy_blocks, source, theirs.blocks, self._cache, table.blocks, prompt)
+            copy = Move(partial(copy_blocks, source, theirs.blocks, self._cache, table.blocks, prompt), prompt)
             self._copies.append(Copy(request, copy, theirs.quota.pool.lease([theirs])))
             theirs.free()
         for choice in choices:
@@ -151,7 +186,10 @@ class Decodes:
     def _remove(self, choice: Choice) -> None:
         if choice in self._choices:
             self._choices.remove(choice)
-        choice.free()
+        if self._stepping is not None and choice in self._stepping.choices:
+            self._leaving.append(choice)
+        else:
+            choice.free()
 
     def _drop_copies(self, request: Request) -> None:
         """Copies not yet under way: their targets have been freed."""
@@ -175,36 +213,48 @@ class Decodes:
         copies, self._copies = self._copies, []
         for choice in choices:
             copies.extend(self._copy_on_write(choice))
-        tables = [choice.held for choice in choices]
-        parts = tuple(
-            Part(choice.pending, choice.cached, table.blocks, (choice.next_draw,))
-            for choice, table in zip(choices, tables, strict=True)
-        )
-        return Step(choices, parts, copies, self.quota.pool.lease(tables))
+        repeats = min(choice.certain for choice in choices) if self.reserving else 1
+        self._stepping = Step(choices, copies, repeats)
+        return self._stepping
 
     def put_back(self, step: Step) -> None:
         """The step is not run after all."""
-        step.lease.release()
+        self._end_step()
         self._copies[:0] = step.copies
 
-    def finish_step(self, step: Step, sampled: Sequence[tuple[Sampled, ...]], time: float) -> None:
-        step.lease.release()
+    def finish_step(self, step: Step, computed: Computed, time: float) -> None:
+        """`time`: when the step, or the last of several, was done."""
+        self._end_step()
         for copy in step.copies:
             copy.lease.release()
-        for choice, part, (token,) in zip(step.choices, step.parts, sampled, strict=True):
-            choice.cached += len(part.tokens)
+        count = len(computed.decode[0])
+        for choice in step.choices:
+            choice.cached = choice.length + count - 1  # all but the last of its new tokens
             choice.token_at = time
-            if choice.finish is None and not choice.request.state.terminal:
-                self.on_token(choice, token, time)
+        going_on = [c for c in step.choices if c.finish is None and not c.request.state.terminal]
+        if count > 1:
+            assert computed.first_step is not None
+            self.on_tokens(going_on, count, computed.first_step, time)
+        else:
+            for choice, (token,) in zip(step.choices, computed.decode, strict=True):
+                if choice.finish is None and not choice.request.state.terminal:
+                    self.on_token(choice, token, time)
+        for choice in step.choices:
             if choice.finish is not None:
                 self._remove(choice)
+
+    def _end_step(self) -> None:
+        self._stepping = None
+        for choice in self._leaving:
+            choice.free()
+        self._leaving.clear()
 
     def fail_step(self, step: Step, error: str, *, alone: bool = True) -> None:
         """One bad request does not take its mates with it: each member of the step is tried once more, alone.
 
         `alone`: the pass computed nothing but this step.
         """
-        step.lease.release()
+        self._end_step()
         self._copies[:0] = step.copies
         for copy in step.copies:
             if copy.request.state.terminal:
@@ -230,12 +280,14 @@ class Decodes:
 
     def _copy_on_write(self, choice: Choice) -> list[Copy]:
         """The copy of a block that this choice shares with its siblings and is about to write to, if there is one."""
+        if not choice.held.copies_on_write:
+            return []
         lease = self.quota.pool.lease([choice.held])
         pair = choice.held.writable(choice.cached)
         if pair is None:
             lease.release()
             return []
-        return [Copy(choice.request, partial(self._cache.copy_block, *pair), lease)]
+        return [Copy(choice.request, Move(partial(self._cache.copy_block, *pair)), lease)]
 
 
 class DecodeInstance(Inbox[Event]):
@@ -250,6 +302,7 @@ class DecodeInstance(Inbox[Event]):
         self._num_layers = num_layers
         self._timeline = timeline
         self._step: Step | None = None
+        self._drive: Drive | None = None
         self._ids = 0
         executor.on_reply = self.post
 
@@ -276,7 +329,7 @@ class DecodeInstance(Inbox[Event]):
                 self.decodes.leave(request)
             case Finished(drive, time, Computed() as computed):
                 self._timeline.record(Kind.COMPLETED, instance=self.name, drive=drive, time=time)
-                self.decodes.finish_step(self._take_step(), computed.decode, time)
+                self.decodes.finish_step(self._take_step(), computed, time)
             case Failed(drive, time, error):
                 self._timeline.record(Kind.DRIVE_FAILED, instance=self.name, drive=drive, time=time, error=error)
                 self.decodes.fail_step(self._take_step(), error)
@@ -284,11 +337,18 @@ class DecodeInstance(Inbox[Event]):
                 raise AssertionError("a decode step was parked")
 
     def act(self, now: float) -> None:
-        if self._step is not None or (step := self.decodes.next_step()) is None:
+        if self._step is not None:
+            if self._step.repeats > 1:  # somebody has come or left
+                assert self._drive is not None
+                park(self._drive)
             return
-        self._step = step
-        work = Work(self._num_layers, decode=step.parts, before=tuple(copy.run for copy in step.copies))
-        drive = self.executor.prepare(self._ids, work, Preempt.NEVER)
+        if (step := self.decodes.next_step()) is None:
+            return
+        moves = tuple(copy.run for copy in step.copies)
+        work = Work(self._num_layers, decode=step.parts, before=moves, steps=step.repeats)
+        # Several steps run in one go end with the one under way, if asked to park; one step alone is never parked.
+        drive = self.executor.prepare(self._ids, work, Preempt.SLICE)
+        self._step, self._drive = step, drive
         self._ids += 1
         self._timeline.record(
             Kind.STARTED,

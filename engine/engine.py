@@ -137,9 +137,10 @@ class Engine:
         sampling: Sampling | None = None,
         slo: SLO | None = None,
         label: str = "",
+        streamed: bool = True,
     ) -> LiveRequest:
         """Take a request in and stamp its arrival. Raises Refused if it can never be served, EngineStopped if none are
-        taken any more. `max_tokens` is cut to what the context allows."""
+        taken any more. `max_tokens` is cut to what the context allows. Not `streamed`: nobody will read its outputs."""
         if not self.accepting:
             raise EngineStopped(self.error or "the engine is not running")
         sampling = sampling or Sampling()
@@ -151,6 +152,7 @@ class Engine:
             arrival=self.clock.now(),
             seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
             label=label,
+            outputs=asyncio.Queue() if streamed else None,
         )
         self.timeline.record(Kind.ARRIVED, request=request, time=request.arrival)
         self._live[request.id] = request
@@ -164,6 +166,8 @@ class Engine:
 
     async def stream(self, request: LiveRequest) -> AsyncIterator[Output]:
         """The request's outputs as they come. Raises RequestFailed or Refused if that is how it ended."""
+        if request.outputs is None:
+            raise ValueError(f"request {request.id} was submitted as not streamed: it has no outputs")
         while (output := await request.outputs.get()) is not None:
             if isinstance(output, Exception):
                 raise output
@@ -177,7 +181,7 @@ class Engine:
         finished = {choice.index for choice in request.choices if choice.finish is not None}
         for index in range(request.sampling.n):
             if index not in finished:
-                request.outputs.put_nowait(Output(index, finish="abort"))
+                request.tell(Output(index, finish="abort"))
         self._end(request, State.ABORTED, Kind.ABORTED)
         return True
 
@@ -217,6 +221,22 @@ class Engine:
         self._take(choice, sampled)
         self._finish_if_complete(self._live[choice.request.id])
 
+    def on_tokens(self, choices: Sequence[Choice], count: int, first: float, last: float) -> None:
+        """`count` tokens 0 for each choice, from a simulation; none of them ends a choice but by its number."""
+        named = [(choice.request, choice.index) for choice in choices]
+        self.timeline.record(Kind.TOKENS, time=last, choices=named, count=count, first=first)
+        tokens = [0] * count
+        for choice in choices:
+            choice.tokens.extend(tokens)
+            if len(choice.tokens) >= choice.request.sampling.max_tokens:
+                choice.finish = "length"
+            live = self._live[choice.request.id]
+            if live.outputs is not None:
+                for left in reversed(range(count)):
+                    live.tell(Output(choice.index, 0, finish=None if left else choice.finish))
+            if choice.finish is not None:
+                self._finish_if_complete(live)
+
     def _take(self, choice: Choice, sampled: Sampled) -> None:
         """Append one token, decide whether it was the last, and send it to the client."""
         request = choice.request
@@ -225,8 +245,7 @@ class Engine:
             choice.finish = "stop"
         elif len(choice.tokens) >= request.sampling.max_tokens:
             choice.finish = "length"
-        output = Output(choice.index, sampled.token, sampled.logprob, sampled.top, choice.finish)
-        self._live[request.id].outputs.put_nowait(output)
+        self._live[request.id].tell(Output(choice.index, sampled.token, sampled.logprob, sampled.top, choice.finish))
 
     def on_refused(self, request: Request, error: str) -> None:
         self._end(self._live[request.id], State.REFUSED, Kind.REFUSED, error=error)
@@ -255,10 +274,10 @@ class Engine:
             self.proxy.forget(request)
         end: Exception | None = None
         if state == State.FAILED:
-            end = RequestFailed(data["error"])
+            end = RequestFailed(data["error"].splitlines()[-1])  # the timeline has the whole traceback
         elif state == State.REFUSED:
             end = Refused(data["error"])
-        request.outputs.put_nowait(end)
+        request.tell(end)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """An instance's own task has ended: by `stop`, or by a bug, and then nobody may wait for ever."""

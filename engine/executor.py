@@ -104,6 +104,7 @@ class Forwards:
     cache: KVCache
 
     def drive(self, drive: int, work: Work, gate: Gate) -> Drive:
+        work = work.snapshot()
         crossed = range(work.first_crossed, work.first_crossed + work.layers_crossed)
         boundaries = sum(len(self.model.layer_operators(layer)) for layer in crossed)
         return Drive(drive, forward(self.model, self.cache, work, gate), gate, boundaries, work)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.costs import Load, Operator
+from models.costs import Operator, Volume
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class DeviceSpec:
     joules_per_flop: float
     joules_per_byte: float
 
-    def seconds(self, operator: Operator, load: Load, tp: int = 1) -> float:
+    def seconds(self, operator: Operator, volume: Volume, tp: int = 1) -> float:
         """Of one operator on each of `tp` such devices."""
         efficiency = self.attention_efficiency if operator.flops_per_pair else self.matmul_efficiency
         return max(
             operator.kernels * self.launch,
-            operator.flops(load) / (self.peak_flops * efficiency),
-            operator.bytes(load) / (self.bandwidth * self.bandwidth_efficiency),
-        ) + self.reduction(operator.reduced_bytes_per_row * load.rows, tp)
+            operator.flops(volume) / (self.peak_flops * efficiency),
+            operator.bytes(volume) / (self.bandwidth * self.bandwidth_efficiency),
+        ) + self.reduction(operator.reduced_bytes_per_row * volume.rows, tp)
 
     def reduction(self, size: float, tp: int) -> float:
         """Seconds of a ring all-reduce of `size` bytes: each rank sends 2 (tp - 1) / tp of them."""

@@ -13,6 +13,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 
 from engine.timeline import TERMINAL, Event, Kind
 from scheduling.request import SLO, Request
@@ -29,6 +30,17 @@ def percentile(values: Sequence[float], percent: float) -> float:
         raise ValueError(f"percent must be above 0 and at most 100, got {percent}")
     rank = math.ceil(percent * len(values) / 100)
     return sorted(values)[rank - 1]
+
+
+def percentile_of_counts(values: Sequence[float], counts: Sequence[int], percent: float) -> float:
+    """The same of values that occurred `counts` times each."""
+    rank = math.ceil(percent * sum(counts) / 100)
+    above = sum(counts) - rank  # so many may be larger
+    for value, count in sorted(zip(values, counts, strict=True), reverse=True):
+        if above < count:
+            return value
+        above -= count
+    raise ValueError("no percentile of no values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +160,30 @@ def summarise(rows: Sequence[Row], *, seconds: float, blocking: Spread | None = 
 
 @dataclass(slots=True)
 class _Live:
-    """A request under way. Its gaps are kept (8 bytes each) until it ends and they fold to three numbers."""
+    """A request under way. Its gaps are kept until it ends and they fold to three numbers: `counts[i]` of them were
+    `gaps[i]` seconds long."""
 
     request: Request
     first_token: float | None = None
     tokens: int = 0
     last: dict[int, float] = field(default_factory=dict)  # choice -> when its latest token came
     gaps: array[float] = field(default_factory=lambda: array("d"))
+    counts: array[int] = field(default_factory=lambda: array("l"))
+
+    def add_tokens(self, index: int, count: int, first: float, last: float) -> None:
+        """`count` tokens of one choice, evenly spaced from `first` to `last`."""
+        before = self.last.get(index, self.first_token)
+        if before is not None:
+            self.gaps.append(first - before)
+            self.counts.append(1)
+        if count > 1:
+            self.gaps.append((last - first) / (count - 1))
+            self.counts.append(count - 1)
+        self.last[index] = last
+        self.tokens += count
 
     def row(self, finish: Kind | None, ended: float | None) -> Row:
-        request, gaps = self.request, self.gaps
+        request, gaps, counts = self.request, self.gaps, self.counts
         return Row(
             id=request.id,
             label=request.label,
@@ -168,8 +194,8 @@ class _Live:
             first_token=self.first_token,
             ended=ended,
             finish=finish,
-            tbt_mean=sum(gaps) / len(gaps) if gaps else None,
-            tbt_p99=percentile(gaps, 99) if gaps else None,
+            tbt_mean=sum(map(mul, gaps, counts)) / sum(counts) if gaps else None,
+            tbt_p99=percentile_of_counts(gaps, counts, 99) if gaps else None,
             tbt_max=max(gaps) if gaps else None,
         )
 
@@ -209,16 +235,16 @@ class RequestRows:
             live.first_token = event.time
             live.tokens += request.sampling.n
         elif event.kind is Kind.TOKEN:
-            index = event.data["index"]
-            before = live.last.get(index, live.first_token)
-            if before is not None:
-                live.gaps.append(event.time - before)
-            live.last[index] = event.time
-            live.tokens += 1
+            live.add_tokens(event.data["index"], 1, event.time, event.time)
 
     def _on_drive(self, event: Event) -> None:
         drive = (event.instance, event.drive)
         match event.kind:
+            case Kind.TOKENS:
+                count, first = event.data["count"], event.data["first"]
+                for request, index in event.data["choices"]:
+                    if (live := self._live.get(request.id)) is not None:
+                        live.add_tokens(index, count, first, event.time)
             case Kind.STARTED:
                 self._cohorts[drive] = event.data["requests"]
             case Kind.PARK_REQUESTED:

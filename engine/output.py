@@ -51,6 +51,12 @@ class Choice:
         return self.tokens[self.cached - len(self.request.prompt) :]
 
     @property
+    def certain(self) -> int:
+        """How many more decode steps it takes part in, whatever its tokens turn out to be; at least the next one."""
+        sampling = self.request.sampling
+        return max(1, sampling.max_tokens - len(self.tokens)) if sampling.ignore_eos else 1
+
+    @property
     def held(self) -> BlockTable:
         """Its block table. Only for choices that a decode instance has taken over."""
         assert self.table is not None
@@ -66,7 +72,12 @@ class Choice:
 
 @dataclass(eq=False, repr=False, slots=True)
 class LiveRequest(Request):
-    """A request as the engine keeps it. `outputs` ends with None, or with the exception that ended the request."""
+    """A request as the engine keeps it. `outputs` ends with None, or with the exception that ended the request;
+    there are none where nobody will read them."""
 
     choices: list[Choice] = field(default_factory=list)
-    outputs: asyncio.Queue[Output | Exception | None] = field(default_factory=asyncio.Queue)
+    outputs: asyncio.Queue[Output | Exception | None] | None = None
+
+    def tell(self, output: Output | Exception | None) -> None:
+        if self.outputs is not None:
+            self.outputs.put_nowait(output)

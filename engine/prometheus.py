@@ -32,9 +32,9 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
 
     def lines(self, name: str) -> Iterator[str]:
         total = 0
@@ -86,17 +86,26 @@ class PrometheusMetrics:
                 self._generated_tokens += request.sampling.n
                 live.first_token = event.time
             case Kind.TOKEN:
-                index = event.data["index"]
-                self._tbt.observe(event.time - live.last_token.get(index, live.first_token))
-                self._generated_tokens += 1
-                live.last_token[index] = event.time
+                self._on_tokens(live, event.data["index"], 1, event.time, event.time)
             case kind if kind in TERMINAL:
                 self._outcomes[kind] += 1
                 del self._live[request.id]
 
+    def _on_tokens(self, live: _Live, index: int, count: int, first: float, last: float) -> None:
+        """`count` tokens of one choice, evenly spaced from `first` to `last`."""
+        self._tbt.observe(first - live.last_token.get(index, live.first_token))
+        if count > 1:
+            self._tbt.observe((last - first) / (count - 1), count - 1)
+        self._generated_tokens += count
+        live.last_token[index] = last
+
     def _on_drive(self, event: Event) -> None:
         drive = (event.instance, event.drive)
         match event.kind:
+            case Kind.TOKENS:
+                for request, index in event.data["choices"]:
+                    if (live := self._live.get(request.id)) is not None:
+                        self._on_tokens(live, index, event.data["count"], event.data["first"], event.time)
             case Kind.PARK_REQUESTED:
                 self._park_requested[drive] = event.time
             case Kind.PARKED:

@@ -1,24 +1,24 @@
 """An executor without a forward pass: it adds up what the operators cost, and lets that much virtual time pass.
 
-It takes the same work, parks at the boundary where the real one would, and gives the same replies. A drive costs a few
-timers, not one for each operator: where it stops is found in the cumulative cost of its operators. Tokens are all 0.
+It takes the same work as the others, parks at the boundary where the real one would, and gives the same replies. A
+drive costs a timer or two, not one for each operator: where it stops is found in its cumulative cost
+(engine/course.py). Consecutive decode steps of the same choices are run in one go. Tokens are all 0.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.course import Course, Leg, Steps
 from engine.executor import Drive, Finished, OnReply, Parked
 from engine.gate import Gate
 from engine.sampling import Sampled
 from engine.virtual import VirtualLoop
-from engine.work import Computed, Part, Work
-from models.costs import Load
-from scheduling.predictor import attention_pairs
+from engine.work import Computed, Work, volume
+from models.costs import Volume
 from scheduling.preempt import Preempt
 
 _TOKEN = Sampled(0)
@@ -27,71 +27,21 @@ _TOKEN = Sampled(0)
 class Timing(Protocol):
     """How long one model's forward passes take on one device, in seconds."""
 
-    operators: tuple[str, ...]
-
-    def before(self, load: Load) -> float:
+    def before(self, volume: Volume) -> float:
         """From the start of a drive to its first layer: the host's work on a step, the embedding."""
         ...
 
-    def layer(self, load: Load) -> Sequence[float]:
-        """Of each operator of one layer."""
+    def legs(self, first: int, last: int, volume: Volume) -> list[Leg]:
+        """The layers [first, last)."""
         ...
 
-    def after(self, load: Load) -> float:
+    def after(self, volume: Volume) -> float:
         """From the last layer to the reply: final norm, head, draws."""
         ...
 
-    def transfer(self, tokens: int) -> float:
-        """To copy the K and V of so many tokens here from the device of a prefill instance."""
+    def hand_over(self, tokens: int) -> float:
+        """To copy the K and V of so many tokens from the device of a prefill instance to that of a decode instance."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """Consecutive layers crossed with the same rows. `ends`: when each operator of a layer ends, from its start on."""
-
-    layers: int
-    ends: tuple[float, ...]
-
-    @property
-    def seconds(self) -> float:
-        return self.layers * self.ends[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class Course:
-    """The whole forward pass as cumulative cost. Boundaries count from 1, as gates do; `passed` of 0 is none."""
-
-    before: float
-    legs: tuple[Leg, ...]
-    after: float
-
-    @property
-    def seconds(self) -> float:
-        return self.before + sum(leg.seconds for leg in self.legs) + self.after
-
-    def time_of(self, boundary: int) -> float:
-        """Seconds from the start to a boundary."""
-        time = self.before
-        for leg in self.legs:
-            size = leg.layers * len(leg.ends)
-            if boundary <= size:
-                layer, operator = divmod(boundary - 1, len(leg.ends))
-                return time + layer * leg.ends[-1] + leg.ends[operator]
-            boundary -= size
-            time += leg.seconds
-        raise ValueError("the course has fewer boundaries than that")
-
-    def passed(self, elapsed: float) -> int:
-        """Boundaries passed after so many seconds."""
-        passed, time = 0, elapsed - self.before
-        for leg in self.legs:
-            if time < leg.seconds:
-                layer = max(0, min(int(time / leg.ends[-1]), leg.layers - 1))
-                return passed + layer * len(leg.ends) + bisect_right(leg.ends, time - layer * leg.ends[-1])
-            passed += leg.layers * len(leg.ends)
-            time -= leg.seconds
-        return passed
 
 
 class SimulatedGate(Gate):
@@ -104,7 +54,7 @@ class SimulatedGate(Gate):
         super().__init__(level)
 
     @property
-    def park_requested(self) -> bool:  # type: ignore[override]
+    def park_requested(self) -> bool:
         return self._park_requested
 
     @park_requested.setter
@@ -114,12 +64,12 @@ class SimulatedGate(Gate):
             self.on_request()
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class SimulatedDrive(Drive):
-    """`elapsed` seconds of it had passed at the moment `since`, when it last began to move (None: it stands)."""
+    """`elapsed` seconds of it had passed when it began to move, or `since` then if it moves now."""
 
-    course: Course = Course(0.0, (), 0.0)
-    now: Callable[[], float] = lambda: 0.0
+    course: Course | Steps
+    now: Callable[[], float]
     elapsed: float = 0.0
     since: float | None = None
     timer: asyncio.TimerHandle | None = None
@@ -133,11 +83,13 @@ class SimulatedDrive(Drive):
     def done(self) -> float:
         if self.since is None:
             return self.gate.passed / self.boundaries
+        if isinstance(self.course, Steps):
+            return self.progress / self.course.seconds
         return self.course.passed(self.progress) / self.boundaries
 
 
 class SimulatedExecutor:
-    """One simulated device. `timing` says how long things take."""
+    """One device, real or a group under tensor parallelism, on which `timing` says how long things take."""
 
     def __init__(self, loop: VirtualLoop, timing: Timing) -> None:
         self.on_reply: OnReply = lambda reply: None
@@ -145,17 +97,17 @@ class SimulatedExecutor:
         self._timing = timing
 
     def prepare(self, drive: int, work: Work, preempt: Preempt) -> SimulatedDrive:
-        boundaries = work.layers_crossed * len(self._timing.operators)
-        prepared = SimulatedDrive(
-            drive, None, SimulatedGate(preempt), boundaries, work, course=self._course(work), now=self._loop.now
-        )
-        prepared.gate.on_request = lambda: self._on_request(prepared)
+        course = self._steps(work) if work.steps > 1 else self._course(work)
+        boundaries = 1 if isinstance(course, Steps) else course.boundaries
+        gate = SimulatedGate(preempt)
+        prepared = SimulatedDrive(drive, None, gate, boundaries, work, course=course, now=self._loop.now)
+        gate.on_request = lambda: self._on_request(prepared)
         return prepared
 
     def start(self, drive: Drive) -> None:
         assert isinstance(drive, SimulatedDrive)
         drive.since = self._loop.now()
-        drive.timer = self._loop.call_later(drive.course.seconds - drive.elapsed, self._finish, drive)
+        self._end_in(drive, drive.course.seconds - drive.elapsed, self._finish)
 
     def resume(self, drive: Drive) -> None:
         drive.gate.park_requested = False
@@ -167,62 +119,75 @@ class SimulatedExecutor:
     async def close(self) -> None:
         await asyncio.sleep(0)
 
+    # What a drive costs
+
     def _course(self, work: Work) -> Course:
-        prefill, decode = load_of(work.prefill), load_of(work.decode)
+        timing = self._timing
+        prefill, decode = volume(work.prefill), volume(work.decode)
         both = prefill + decode
-        layers = [(work.last - work.first if work.prefill else 0, both)]
+        legs: list[Leg] = []
         if work.decode:
-            layers = [(work.first, decode), *layers, (work.layers - work.last, decode)]
-        legs = tuple(Leg(count, _cumulative(self._timing.layer(load))) for count, load in layers if count)
-        return Course(self._timing.before(both), legs, self._timing.after(both))
+            legs += timing.legs(0, work.first, decode)
+        if work.prefill:
+            legs += timing.legs(work.first, work.last, both)
+        if work.decode:
+            legs += timing.legs(work.last, work.layers, decode)
+        before = self._moves(work) + timing.before(both)
+        return Course(before, tuple(legs), timing.after(both))
+
+    def _steps(self, work: Work) -> Steps:
+        first = volume(work.decode)
+        step = self._step_seconds(work, first)
+        last = self._step_seconds(work, first.later(work.steps - 1))
+        return Steps(self._moves(work), step, (last - step) / (work.steps - 1), work.steps)
+
+    def _step_seconds(self, work: Work, volume: Volume) -> float:
+        timing = self._timing
+        layers = sum(leg.seconds for leg in timing.legs(0, work.layers, volume))
+        return timing.before(volume) + layers + timing.after(volume)
+
+    def _moves(self, work: Work) -> float:
+        return sum(self._timing.hand_over(move.handed_over) for move in work.before if move.handed_over)
+
+    # How it ends
 
     def _on_request(self, drive: SimulatedDrive) -> None:
-        """Find the first boundary ahead where the drive's level lets it stop; there may be none before its end."""
+        """The drive stops at the first boundary ahead where its level allows it; there may be none before its end."""
         if drive.since is None:
             return
-        boundary = max(drive.course.passed(drive.progress), drive.gate.passed) + 1
-        operators = self._timing.operators
-        while boundary <= drive.boundaries and not drive.gate.level.stops_at(
-            operators[(boundary - 1) % len(operators)]
-        ):
-            boundary += 1
-        if boundary > drive.boundaries:
+        if isinstance(drive.course, Steps):
+            number = drive.course.under_way(drive.progress)
+            self._end_in(drive, drive.course.end_of(number) - drive.progress, self._finish, number)
             return
-        assert drive.timer is not None
-        drive.timer.cancel()
-        wait = drive.course.time_of(boundary) - drive.progress
-        drive.timer = self._loop.call_later(max(0.0, wait), self._park, drive, boundary)
+        passed = max(drive.course.passed(drive.progress), drive.gate.passed)
+        stop = drive.course.next_stop(passed, drive.gate.level)
+        if stop is not None:
+            time, operator = drive.course.find(stop)
+            self._end_in(drive, time - drive.progress, self._park, stop, operator)
 
-    def _park(self, drive: SimulatedDrive, boundary: int) -> None:
-        operators = self._timing.operators
-        drive.since, drive.elapsed = None, drive.course.time_of(boundary)
-        drive.gate.passed, drive.gate.last = boundary, operators[(boundary - 1) % len(operators)]
+    def _end_in(self, drive: SimulatedDrive, seconds: float, end: Callable[..., None], *args: object) -> None:
+        if drive.timer is not None:
+            drive.timer.cancel()
+        drive.timer = self._loop.call_later(max(seconds, 0.0), end, drive, *args)
+
+    def _park(self, drive: SimulatedDrive, boundary: int, operator: str) -> None:
+        assert isinstance(drive.course, Course)
+        drive.since, drive.timer = None, None
+        drive.elapsed, _ = drive.course.find(boundary)
+        drive.gate.passed, drive.gate.last = boundary, operator
         self.on_reply(Parked(drive.id, self._loop.now()))
 
-    def _finish(self, drive: SimulatedDrive) -> None:
-        assert drive.work is not None
-        drive.since, drive.elapsed = None, drive.course.seconds
+    def _finish(self, drive: SimulatedDrive, steps: int | None = None) -> None:
+        """`steps`: those of several that were done, if not all."""
+        work, now = drive.work, self._loop.now()
+        assert work is not None and drive.since is not None
+        began = drive.since
+        drive.since, drive.timer = None, None
         drive.gate.passed = drive.boundaries
-        work = drive.work
-        computed = Computed(
-            tuple((_TOKEN,) * len(part.draws) for part in work.prefill),
-            tuple((_TOKEN,) * len(part.draws) for part in work.decode),
-        )
-        self.on_reply(Finished(drive.id, self._loop.now(), computed))
-
-
-def load_of(parts: Sequence[Part]) -> Load:
-    return Load(
-        rows=sum(len(part.tokens) for part in parts),
-        pairs=sum(attention_pairs(part.context, len(part.tokens)) for part in parts),
-        keys=sum(part.context + len(part.tokens) for part in parts),
-        drawn=sum(1 for part in parts if part.draws),
-    )
-
-
-def _cumulative(seconds: Sequence[float]) -> tuple[float, ...]:
-    total, ends = 0.0, []
-    for each in seconds:
-        total += each
-        ends.append(total)
-    return tuple(ends)
+        count, first_step = 1, None
+        if isinstance(drive.course, Steps):
+            count = drive.course.count if steps is None else steps
+            first_step = began + drive.course.end_of(1)
+        tokens = (_TOKEN,) * count
+        prefill = [(_TOKEN,) * len(part.draws) for part in work.prefill]
+        self.on_reply(Finished(drive.id, now, Computed(prefill, [tokens] * len(work.decode), first_step)))

@@ -12,11 +12,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import overload
 
 import torch
 
 from engine.config import EngineConfig
+from engine.course import Leg
 from engine.devices import Device
 from engine.engine import Engine
 from engine.errors import Refused
@@ -24,13 +26,14 @@ from engine.executor import Executor, Forwards
 from engine.hardware import DeviceSpec, device
 from engine.metrics import RequestRows
 from engine.profile import SHAPES, Sample, fit
-from engine.simulated import SimulatedExecutor, load_of
+from engine.sampling import Draw
+from engine.simulated import SimulatedExecutor
 from engine.timeline import Sink
 from engine.virtual import Stalled, VirtualLoop
-from engine.work import Part
+from engine.work import Part, volume
 from models.architectures import ARCHITECTURES
 from models.config import ModelConfig
-from models.costs import Load, ModelCosts, model_costs
+from models.costs import ModelCosts, Volume, model_costs
 from models.decoder import Model
 from models.load import load_config
 from scheduling.placement import Disaggregated
@@ -104,33 +107,37 @@ class Roofline:
     costs: ModelCosts
     device: DeviceSpec
 
-    @property
-    def operators(self) -> tuple[str, ...]:
-        return self.costs.operators
+    def before(self, volume: Volume) -> float:
+        return self.device.step + self.device.seconds(self.costs.embed, volume)
 
-    def before(self, load: Load) -> float:
-        return self.device.step + self.device.seconds(self.costs.embed, load)
+    def legs(self, first: int, last: int, volume: Volume) -> list[Leg]:
+        legs = []
+        for layers, operators in self.costs.stretches(first, last):
+            seconds = (self.device.seconds(operator, volume, self.costs.tp) for operator in operators)
+            legs.append(Leg(layers, tuple(operator.name for operator in operators), tuple(accumulate(seconds))))
+        return legs
 
-    def layer(self, load: Load) -> tuple[float, ...]:
-        return tuple(self.device.seconds(operator, load, self.costs.tp) for operator in self.costs.layer)
+    def after(self, volume: Volume) -> float:
+        return self.device.seconds(self.costs.head, Volume(volume.drawn)) if volume.drawn else 0.0
 
-    def after(self, load: Load) -> float:
-        return self.device.seconds(self.costs.head, Load(load.drawn, 0.0, 0.0)) if load.drawn else 0.0
-
-    def transfer(self, tokens: int) -> float:
+    def hand_over(self, tokens: int) -> float:
         return self.device.transfer(tokens * self.costs.kv_bytes_per_token)
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, volume: Volume) -> float:
         """Of a whole forward pass."""
-        return self.before(load) + self.costs.num_layers * sum(self.layer(load)) + self.after(load)
+        layers = sum(leg.seconds for leg in self.legs(0, self.costs.num_layers, volume))
+        return self.before(volume) + layers + self.after(volume)
 
     def predictor(self) -> Predictor:
         """The TTFT predictor that profiling such a device would give (engine/profile.py)."""
         samples = []
         for shape in SHAPES:
-            parts = [Part(Blank(tokens), context, ()) for context, tokens in shape]
-            samples.append(Sample(shape, self.seconds(load_of(parts))))
+            parts = [Part(Blank(tokens), context, (), _DRAWN) for context, tokens in shape]
+            samples.append(Sample(shape, self.seconds(volume(parts))))
         return fit(samples)
+
+
+_DRAWN = (Draw(Sampling(), 0, 0, 0),)
 
 
 class Blank(Sequence[int]):
@@ -216,5 +223,7 @@ def _feed(loop: VirtualLoop, engine: Engine, arrivals: Iterator[Arrival]) -> Non
 def _submit(loop: VirtualLoop, engine: Engine, arrival: Arrival, arrivals: Iterator[Arrival]) -> None:
     sampling = Sampling(max_tokens=arrival.output_tokens, ignore_eos=True)
     with contextlib.suppress(Refused):
-        engine.submit(Blank(arrival.prompt_tokens), sampling=sampling, slo=arrival.slo, label=arrival.label)
+        engine.submit(
+            Blank(arrival.prompt_tokens), sampling=sampling, slo=arrival.slo, label=arrival.label, streamed=False
+        )
     _feed(loop, engine, arrivals)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.sampling import Draw, Sampled
+from models.costs import Volume
+from scheduling.predictor import attention_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +26,45 @@ class Part:
     draws: tuple[Draw, ...] = ()
 
 
+class LazyParts(Collection[Part], ABC):
+    """Parts that are made when they are asked for; a simulation asks only for their volume."""
+
+    @property
+    @abstractmethod
+    def volume(self) -> Volume: ...
+
+    def __contains__(self, part: object) -> bool:
+        return part in tuple(self)
+
+
+def volume(parts: Collection[Part]) -> Volume:
+    """How much these parts are to compute, and the reading of K and V that it takes."""
+    if isinstance(parts, LazyParts):
+        return parts.volume
+    total = Volume()
+    for part in parts:
+        rows = len(part.tokens)
+        total += Volume(rows, attention_pairs(part.context, rows), part.context + rows, 1, 1 if part.draws else 0)
+    return total
+
+
 @dataclass(slots=True)
 class Carried:
     """What a cohort keeps between the layer groups of its prefill: the hidden state of its rows, [rows, hidden]."""
 
     hidden: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Rows of K and V that are copied before a pass reads or writes them. `handed_over`: tokens of them that come from
+    another device; 0 for a block that is copied on this one."""
+
+    copy: Callable[[], None]
+    handed_over: int = 0
+
+    def __call__(self) -> None:
+        self.copy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +74,23 @@ class Work:
     A whole prefill has all layers and no decode rows, a decode step no prefill rows, a layered iteration both. Where
     the prefill's layers end before the model's, `carried` takes the hidden state to the cohort's next slice. `before`
     runs first: copies of blocks (hand-over from another device, copy-on-write).
+
+    `steps`: how many decode steps would see the same choices, if run one after the other. An executor may run them in
+    one go (the simulated one does), or just the first.
     """
 
     layers: int
     prefill: tuple[Part, ...] = ()
-    decode: tuple[Part, ...] = ()
+    decode: Collection[Part] = ()
     first: int = 0
     last: int = 0
     carried: Carried = field(default_factory=Carried)
-    before: tuple[Callable[[], None], ...] = ()
+    before: tuple[Move, ...] = ()
+    steps: int = 1
+
+    def snapshot(self) -> Work:
+        """The same work with every part made, for another thread: lazy ones read what the loop thread changes."""
+        return replace(self, decode=tuple(self.decode))
 
     @property
     def rows(self) -> int:
@@ -69,7 +114,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a drive gives back: the draws of each part, in the order of the work."""
+    """What a drive gives back: the draws of each part, in the order of the work; for a decode part, one for each step.
 
-    prefill: tuple[tuple[Sampled, ...], ...]
-    decode: tuple[tuple[Sampled, ...], ...]
+    `first_step`: when the first of several decode steps was done, in seconds on the engine's clock. They are evenly
+    spaced, and the last ends with the drive.
+    """
+
+    prefill: Sequence[tuple[Sampled, ...]]
+    decode: Sequence[tuple[Sampled, ...]]
+    first_step: float | None = None

@@ -20,9 +20,7 @@ class BlockTable:
 
     __slots__ = ("_spare", "blocks", "quota", "read_only")
 
-    def __init__(
-        self, quota: Quota, blocks: tuple[int, ...], *, read_only: int = 0, spare: int | None = None
-    ) -> None:
+    def __init__(self, quota: Quota, blocks: tuple[int, ...], *, read_only: int = 0, spare: int | None = None) -> None:
         self.quota = quota
         self.blocks = blocks
         self.read_only = read_only  # leading tokens that other tables may read too
@@ -76,6 +74,11 @@ class BlockTable:
         self.read_only = max(self.read_only, length)
         spare = fresh.pop(0) if length % pool.block_size else None
         return BlockTable(self.quota, (*shared, *fresh), read_only=length, spare=spare)
+
+    @property
+    def copies_on_write(self) -> bool:
+        """Whether it has a copy to make before its own first write: see `writable`."""
+        return self._spare is not None
 
     def writable(self, position: int) -> tuple[int, int] | None:
         """Call before writing at `position`. Returns (source, target) if that block has to be copied first: at once,

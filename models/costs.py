@@ -11,27 +11,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
 from models.config import ModelConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The size of one forward pass, or of one part of it.
+class Volume(NamedTuple):
+    """How much one forward pass, or a part of it, computes and reads.
 
-    rows    new tokens
-    pairs   (query, key) pairs that attention computes
-    keys    cached tokens whose K and V it reads: each sequence's length, once
-    drawn   rows of which the logits are needed
+    rows        new tokens
+    pairs       (query, key) pairs that attention computes
+    keys        cached tokens whose K and V it reads: each sequence's length, once
+    sequences   that the rows belong to
+    drawn       rows of which the logits are needed
     """
 
-    rows: int
-    pairs: float
-    keys: float
+    rows: int = 0
+    pairs: float = 0.0
+    keys: float = 0.0
+    sequences: int = 0
     drawn: int = 0
 
-    def __add__(self, other: Load) -> Load:
-        return Load(self.rows + other.rows, self.pairs + other.pairs, self.keys + other.keys, self.drawn + other.drawn)
+    def __add__(self, other: object) -> Volume:
+        if not isinstance(other, Volume):
+            return NotImplemented
+        (rows, pairs, keys, sequences, drawn), more = self, other
+        return Volume(
+            rows + more.rows, pairs + more.pairs, keys + more.keys, sequences + more.sequences, drawn + more.drawn
+        )
+
+    def later(self, steps: int) -> Volume:
+        """Of the same decode step so many steps later: every sequence is that much longer, and has one new row."""
+        longer = self.sequences * steps
+        keys = self.keys + longer
+        return Volume(self.sequences, keys, keys, self.sequences, self.drawn)
 
 
 def whole(rows: int) -> float:
@@ -54,25 +68,24 @@ class Operator:
     kernels: int = 1  # launches
     coverage: Callable[[int], float] = whole
 
-    def flops(self, load: Load) -> float:
-        return self.flops_per_row * load.rows + self.flops_per_pair * load.pairs
+    def flops(self, volume: Volume) -> float:
+        return self.flops_per_row * volume.rows + self.flops_per_pair * volume.pairs
 
-    def weights_read(self, load: Load) -> float:
+    def weights_read(self, volume: Volume) -> float:
         """Bytes."""
-        return self.weight_bytes * self.coverage(load.rows)
+        return self.weight_bytes * self.coverage(volume.rows)
 
-    def bytes(self, load: Load) -> float:
+    def bytes(self, volume: Volume) -> float:
         """Read and written in all."""
-        return self.weights_read(load) + self.bytes_per_row * load.rows + self.bytes_per_key * load.keys
+        return self.weights_read(volume) + self.bytes_per_row * volume.rows + self.bytes_per_key * volume.keys
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """`layer`: the operators of each of `num_layers` layers. `head` counts the drawn rows only, final norm included.
-    `weight_bytes` and `kv_bytes_per_token`: what one rank holds."""
+    """`layers`: the operators of every layer in turn; consecutive layers that are alike. `head` counts the drawn rows
+    only, final norm included. `weight_bytes` and `kv_bytes_per_token`: what one rank holds."""
 
-    num_layers: int
-    layer: tuple[Operator, ...]
+    layers: tuple[tuple[Operator, ...], ...]
     embed: Operator
     head: Operator
     weight_bytes: float
@@ -80,8 +93,12 @@ class ModelCosts:
     tp: int = 1
 
     @property
-    def operators(self) -> tuple[str, ...]:
-        return tuple(operator.name for operator in self.layer)
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def stretches(self, first: int, last: int) -> list[tuple[int, tuple[Operator, ...]]]:
+        """The layers [first, last) as (how many, their operators), alike ones together."""
+        return [(len(list(alike)), operators) for operators, alike in groupby(self.layers[first:last])]
 
 
 def model_costs(config: ModelConfig, *, tp: int = 1, itemsize: int = 2) -> ModelCosts:
@@ -128,7 +145,8 @@ def model_costs(config: ModelConfig, *, tp: int = 1, itemsize: int = 2) -> Model
     embedding = hidden * vocab * itemsize / tp
     embed = Operator("embed", bytes_per_row=2 * hidden * itemsize, kernels=1)
     head = projection("head", hidden, -(-vocab // tp), kernels=2, moved=2 * hidden)
-    weights = config.num_layers * sum(operator.weight_bytes for operator in layer)
+    layers = (layer,) * config.num_layers
+    weights = sum(operator.weight_bytes for layer in layers for operator in layer)
     weights += embedding * (1 if config.tie_word_embeddings else 2)
     kv_bytes = config.num_layers * kv * itemsize
-    return ModelCosts(config.num_layers, layer, embed, head, weights, kv_bytes, tp)
+    return ModelCosts(layers, embed, head, weights, kv_bytes, tp)
