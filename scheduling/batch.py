@@ -150,7 +150,7 @@ class SLOAware:
         later = sum(predict([extent]) for extent in later_extents(plan, head.request, head.stop))
         time_left = head.request.deadline - now - later - self.margin * (head.request.slo.ttft or 0.0)
         load = Load().plus(head.extent)
-        self._say_what_fits(forming, load, time_left, predict)
+        self._narrow(forming)
         for request in others:
             share = next_share(plan, request)
             if forming.tokens + share.tokens > self.budget or not forming.fits(request):
@@ -161,33 +161,27 @@ class SLOAware:
             if predict.seconds(with_share) > time_left:
                 if self.on_late == "stop":
                     break
+                if self.on_misfit == "skip":
+                    forming.room.tokens = _longest_in_time(load, time_left, predict, self.budget - forming.tokens)
                 continue
             forming.add(share)
             load = with_share
-            self._say_what_fits(forming, load, time_left, predict)
+            self._narrow(forming)
         return forming.shares
 
-    def _say_what_fits(self, forming: Forming, load: Load, time_left: float, predict: Predict) -> None:
-        """Tell the queue what would be skipped in any case: no share of so many tokens takes less time than a prompt's
-        first ones."""
-        if self.on_misfit == "stop":
-            return
-        tokens = max(0, self.budget - forming.tokens)
-        if self.on_late == "skip":
-            tokens = _longest_in_time(load, time_left, predict, tokens)
-        forming.room.tokens = tokens
-        forming.room.blocks = forming.free_blocks
+    def _narrow(self, forming: Forming) -> None:
+        """What would be skipped in any case need not be shown."""
+        if self.on_misfit == "skip":
+            forming.room.tokens = min(forming.room.tokens, self.budget - forming.tokens)
+            forming.room.blocks = forming.free_blocks
 
 
 def _longest_in_time(load: Load, seconds: float, predict: Predict, at_most: int) -> int:
-    """Tokens, up to `at_most`, of the longest prompt that can join `load` in a pass of so many seconds."""
+    """Tokens, up to `at_most`, of the longest prompt that can join `load` in a pass of so many seconds.
 
-    def with_prompt(tokens: int) -> float:
-        return predict.seconds(load.plus((0, tokens)))
-
-    if at_most == 0 or with_prompt(at_most) <= seconds:
-        return at_most
-    return bisect_right(range(1, at_most + 1), seconds, key=with_prompt)
+    A share of as many tokens after others that are in the cache takes no less time, so a longer one never fits either.
+    """
+    return bisect_right(range(1, at_most + 1), seconds, key=lambda tokens: predict.seconds(load.plus((0, tokens))))
 
 
 def _check_budget(budget: int) -> None:

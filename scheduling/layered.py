@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from scheduling.plan import Group
 from scheduling.request import Request
@@ -35,6 +36,10 @@ class Layered:
             raise ValueError(f"layered.chunk must be at least 1 token, got {self.chunk}")
         if self.fixed_groups is not None and self.fixed_groups < 1:
             raise ValueError(f"layered.fixed_groups must be at least 1, got {self.fixed_groups}")
+
+    @property
+    def largest_share(self) -> float:
+        return inf if self.chunk is None else self.chunk
 
     def take(self, request: Request) -> int:
         return request.remaining if self.chunk is None else min(self.chunk, request.remaining)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from scheduling.predictor import Extent
@@ -43,6 +44,11 @@ Group = tuple[int, int]  # the layers [first, last)
 
 
 class Plan(Protocol):
+    @property
+    def largest_share(self) -> float:
+        """Tokens of the largest share it makes; infinite where every prompt stays whole."""
+        ...
+
     def take(self, request: Request) -> int:
         """How many of the request's remaining prompt tokens its next pass through the layers computes; at least 1."""
         ...
@@ -55,6 +61,10 @@ class Plan(Protocol):
 @dataclass(frozen=True, slots=True)
 class Whole:
     """Every prompt in one slice."""
+
+    @property
+    def largest_share(self) -> float:
+        return inf
 
     def take(self, request: Request) -> int:
         return request.remaining
@@ -75,6 +85,10 @@ class Chunked:
             raise ValueError(f"chunk size must be at least 1 token, got {self.size}")
         if self.above < 0:
             raise ValueError(f"chunked.above must be 0 tokens or more, got {self.above}")
+
+    @property
+    def largest_share(self) -> float:
+        return max(self.size, self.above)
 
     def take(self, request: Request) -> int:
         return min(self.size, request.remaining) if len(request.prompt) > self.above else request.remaining

@@ -7,9 +7,9 @@ An ablation changes one answer and keeps four:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from scheduling.batch import Batch, FillBudget, SLOAware
+from scheduling.batch import Alone, Batch, FillBudget, FillChunks, SLOAware
 from scheduling.order import FCFS, SEDF, Order
 from scheduling.placement import Disaggregated, Placement, refuse_impossible
 from scheduling.plan import Chunked, Plan, Whole
@@ -22,14 +22,37 @@ class System:
     batch: Batch
     plan: Plan
     preempt: Preempt
-    placement: Placement = Disaggregated()
+    placement: Placement = field(default_factory=Disaggregated)
 
     def __post_init__(self) -> None:
+        """ValueError, with the reason, for answers that contradict each other."""
         refuse_impossible(self.placement, self.preempt)
+        _refuse_impossible_cuts(self.batch, self.plan, self.preempt)
+
+
+def _refuse_impossible_cuts(batch: Batch, plan: Plan, preempt: Preempt) -> None:
+    if isinstance(batch, FillChunks) and plan.largest_share > batch.budget:
+        raise ValueError(
+            f"{batch} is impossible with {plan}: it cuts prompts to fill a pass of {batch.budget} tokens, and the plan "
+            f"gives a prompt {plan.largest_share} at once; use chunks of at most {batch.budget} tokens, or FillBudget"
+        )
+    if preempt == Preempt.RESTART and not isinstance(plan, Whole):
+        raise ValueError(
+            f"preempt restart is impossible with {plan}: it gives up a whole prefill, and of one that is cut it would "
+            "keep the slices done; use the plan whole, or another level"
+        )
 
 
 PRESETS: dict[str, System] = {
+    # DistServe (OSDI 24): prefill queue of the released code.
     "distserve": System(FCFS(), FillBudget(4096), Whole(), Preempt.NEVER),
+    # FlowPrefill's baselines "DistServe-CP2K" and "-CP8K". The paper does not say who comes first between two chunks:
+    # here whoever arrived first. With order=s-edf the most urgent does, and if preempt=never is added, what has begun
+    # goes before what has not, as in vLLM.
+    "distserve-cp2k": System(FCFS(), FillChunks(2048), Chunked(2048), Preempt.SLICE),
+    "distserve-cp8k": System(FCFS(), FillChunks(8192), Chunked(8192), Preempt.SLICE),
+    # Preemption of whole requests: what was computed is lost.
+    "restart": System(SEDF(), Alone(), Whole(), Preempt.RESTART),
     "flowprefill-layer": System(SEDF(), SLOAware(4096), Whole(), Preempt.LAYER),
     # As in the paper.
     "flowprefill": System(SEDF(), SLOAware(4096), Chunked(8192, above=32768), Preempt.OPERATOR),

@@ -11,10 +11,10 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from scheduling_helpers import BLOCK, BOUNDARIES, PREDICTOR, Contender, Device, Job
 
-from scheduling.batch import Alone, Batch, FillBudget, SLOAware, blocks_needed
+from scheduling.batch import Alone, Batch, FillBudget, FillChunks, SLOAware, blocks_needed
 from scheduling.cohort import Cohort
 from scheduling.layered import Layered
-from scheduling.order import DEDF, EDF, FCFS, SEDF, Candidate, Late, Order
+from scheduling.order import DEDF, EDF, FCFS, SEDF, SJF, Candidate, Late, Order
 from scheduling.plan import Chunked, Plan, Whole, later_extents
 from scheduling.preempt import Preempt
 from scheduling.presets import PRESETS, System
@@ -55,7 +55,7 @@ rivals = st.lists(
     max_size=10,
 )
 late = st.sampled_from(Late)
-orders = st.one_of(st.just(FCFS()), st.just(EDF()), st.builds(DEDF, late=late), st.builds(SEDF, late=late))
+orders = st.one_of(st.sampled_from([FCFS(), SJF(), EDF()]), st.builds(DEDF, late=late), st.builds(SEDF, late=late))
 slo_aware = st.builds(
     SLOAware,
     budget=st.integers(1, 2 * LONGEST),
@@ -71,8 +71,25 @@ plans = st.one_of(
     st.builds(Chunked, st.integers(1, LONGEST), above=st.integers(0, LONGEST)),
     st.builds(Layered, st.integers(1, LONGEST), chunk=st.one_of(st.none(), tokens)),
 )
+levels = st.sampled_from(Preempt)
+resuming = st.sampled_from([level for level in Preempt if level != Preempt.RESTART])
+filled_passes = st.builds(
+    lambda size, more: (FillChunks(size + more), Chunked(size)), st.integers(1, LONGEST), st.integers(0, LONGEST)
+)
+
+
+def systems_of(orders: st.SearchStrategy[Order], batches: st.SearchStrategy[Batch]) -> st.SearchStrategy[System]:
+    """Whatever is possible of batch, plan and preempt."""
+    return st.one_of(
+        st.builds(System, orders, batches, plans, resuming),
+        st.builds(System, orders, batches, st.just(Whole()), levels),
+    )
+
+
 systems = st.one_of(
-    st.sampled_from(list(PRESETS.values())), st.builds(System, orders, batches, plans, st.sampled_from(Preempt))
+    st.sampled_from(list(PRESETS.values())),
+    systems_of(orders, batches),
+    st.builds(lambda order, filled, level: System(order, *filled, level), orders, filled_passes, resuming),
 )
 inside_a_forward = st.sampled_from([level for level in Preempt if level.inside_a_forward])
 devices = st.builds(
@@ -206,34 +223,32 @@ def published_choice(device: Device, contenders: list[Contender], running: Cohor
 
 
 @many
-@given(batch=batches, plan=plans, preempt=st.sampled_from(Preempt), jobs=st.one_of(jobs, rivals), device=devices)
-def test_s_edf_decides_as_published(
-    batch: Batch, plan: Plan, preempt: Preempt, jobs: list[Job], device: partial[Device]
-) -> None:
-    played = device(System(SEDF(), batch, plan, preempt), jobs, park_limit_bytes=inf)
+@given(system=systems_of(st.just(SEDF()), batches), jobs=st.one_of(jobs, rivals), device=devices)
+def test_s_edf_decides_as_published(system: System, jobs: list[Job], device: partial[Device]) -> None:
+    played = device(system, jobs, park_limit_bytes=inf)
     played.second_opinion = partial(published_choice, played)
     played.run()
     for expected, running, decision in played.opinions:
         if running is None:
             assert (decision.resume or (decision.start and decision.start.shares[0].request)) is expected
         else:
-            assert (decision.park is running) == (expected is not running and preempt.inside_a_forward)
+            assert (decision.park is running) == (
+                expected is not running and system.preempt.inside_a_forward
+            )
 
 
 @many
 @given(
-    order=orders,
-    plan=plans,
-    preempt=st.sampled_from(Preempt),
+    system=systems_of(orders, st.just(Alone())),
     same=st.builds(Job, seconds(1), tokens, targets),
     others=st.integers(1, 5),
     device=devices,
 )
 def test_equal_requests_never_displace_each_other(
-    order: Order, plan: Plan, preempt: Preempt, same: Job, others: int, device: partial[Device]
+    system: System, same: Job, others: int, device: partial[Device]
 ) -> None:
     """And are served in the order in which they came, even when all of them are late."""
-    played = device(System(order, Alone(), plan, preempt), [same] * (1 + others))
+    played = device(system, [same] * (1 + others))
     played.run()
     assert not played.parks
     assert [request.id for request in played.finished_at] == sorted(request.id for request in played.finished_at)

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import ClassVar
 from unittest import mock
 
 import pytest
@@ -109,9 +110,11 @@ def test_the_sorted_queue_answers_as_the_resorting_one(order: Order, story: list
 
 @settings(max_examples=200, deadline=None)
 @given(system=systems, jobs=st.one_of(jobs, rivals), device=devices)
-def test_every_decision_is_that_of_the_resorting_queue(system: System, jobs: list[Job], device: partial[Device]) -> None:
-    """The whole scheduler on random traces: who starts when and with whom, who parks, who ends how. The re-sorting queue
-    also shows the batch policy every misfit, so that this is Algorithm 1 without a short cut as well."""
+def test_every_decision_is_that_of_the_resorting_queue(
+    system: System, jobs: list[Job], device: partial[Device]
+) -> None:
+    """The whole scheduler on random traces: who starts when and with whom, who parks, who ends how. The re-sorting
+    queue also shows the batch policy every misfit, so that this is Algorithm 1 without a short cut as well."""
 
     def play() -> tuple[object, ...]:
         played = device(system, jobs)
@@ -153,10 +156,10 @@ def test_between_the_changes_that_an_order_foresees_nothing_changes(
 class Counting(SEDF):
     """S-EDF that counts how often it is asked."""
 
-    asked: Counter[str] = Counter()
+    asked: ClassVar[Counter[str]] = Counter()
 
     def rank(self, candidate: Candidate, now: float) -> Rank:
-        Counting.asked["rank"] += 1
+        self.asked["rank"] += 1
         return SEDF.rank(self, candidate, now)
 
 
