@@ -89,7 +89,7 @@ def systems_of(orders: st.SearchStrategy[Order], batches: st.SearchStrategy[Batc
 systems = st.one_of(
     st.sampled_from(list(PRESETS.values())),
     systems_of(orders, batches),
-    st.builds(lambda order, filled, level: System(order, *filled, level), orders, filled_passes, resuming),
+    st.builds(lambda order, filled, level: System(order, filled[0], filled[1], level), orders, filled_passes, resuming),
 )
 inside_a_forward = st.sampled_from([level for level in Preempt if level.inside_a_forward])
 devices = st.builds(
