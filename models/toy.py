@@ -66,13 +66,18 @@ TOYS: dict[str, Callable[[], ModelConfig]] = {"toy": toy_config, "toy-moe": toy_
 
 
 def toy_weights(name: str = "toy", *, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Checkpoint name -> float32 tensor, the same in every process.
+    """Checkpoint name -> float32 tensor, the same in every process."""
+    return random_weights(TOYS[name](), seed)
+
+
+def random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
+    """Weights for a small model of any shape.
 
     Matrices have variance 1 / in_features, so that every operator moves the output: with the usual small initial
     weights the embedding alone would decide the next token, and a wrong attention would go unnoticed.
     """
     generator = torch.Generator().manual_seed(seed)
-    wanted = Model(TOYS[name](), torch.float32).parameters_wanted()
+    wanted = Model(config, torch.float32).parameters_wanted()
     weights = {}
     for tensor, view in wanted.items():
         noise = torch.randn(view.shape, generator=generator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from engine.timeline import Kind
 from kv.cache import KVCache
 from models.batch import Batch
 from models.decoder import Model
-from models.load import load_model
+from models.load import fill, load_model
+from models.toy import random_weights, toy_moe_config
 from scheduling.request import SLO, Sampling, State
 
 PROMPT_LENGTHS = (37, 5, 64)  # a cohort: inside a block, less than one, exactly four
@@ -34,9 +36,16 @@ class ParkAt(Gate):
             yield
 
 
-@pytest.fixture(scope="module")
-def toy() -> Model:
-    return load_model("toy")
+@pytest.fixture(scope="module", params=["toy", "toy-moe", "mixed"])
+def model(request: pytest.FixtureRequest) -> Model:
+    """Dense layers, sparse ones, and both in turn."""
+    if request.param != "mixed":
+        return load_model(request.param)
+    config = toy_moe_config()
+    assert config.moe is not None
+    mixed = Model(replace(config, num_layers=4, moe=replace(config.moe, layers=(1, 2))), torch.float32)
+    fill(mixed, random_weights(mixed.config, seed=0))
+    return mixed
 
 
 def new_cache(model: Model) -> KVCache:
@@ -74,31 +83,31 @@ def boundaries(model: Model) -> int:
     return sum(len(model.layer_operators(layer)) for layer in range(model.config.num_layers))
 
 
-def test_parked_at_every_operator_in_turn_the_logits_are_bitwise_equal(toy: Model) -> None:
+def test_parked_at_every_operator_in_turn_the_logits_are_bitwise_equal(model: Model) -> None:
     """Case A8. Another cohort crosses all layers during each park, in the same cache tensors."""
-    cache = new_cache(toy)
-    expected, parks = prefill(toy, cohort(toy, cache, 0, PROMPT_LENGTHS, seed=1), Gate())
+    cache = new_cache(model)
+    expected, parks = prefill(model, cohort(model, cache, 0, PROMPT_LENGTHS, seed=1), Gate())
     assert parks == 0
     written = [tensor[:8].clone() for tensor in (*cache.key, *cache.value)]
-    for index in range(1, boundaries(toy) + 1):
-        cache = new_cache(toy)
-        batch = cohort(toy, cache, 0, PROMPT_LENGTHS, seed=1)
-        logits, parks = prefill(toy, batch, ParkAt(index), meanwhile=cohort(toy, cache, 20, (50, 3), seed=2))
+    for index in range(1, boundaries(model) + 1):
+        cache = new_cache(model)
+        batch = cohort(model, cache, 0, PROMPT_LENGTHS, seed=1)
+        logits, parks = prefill(model, batch, ParkAt(index), meanwhile=cohort(model, cache, 20, (50, 3), seed=2))
         assert parks == 1, index
         assert torch.equal(logits, expected), f"parked at boundary {index}"
         for now, then in zip((*cache.key, *cache.value), written, strict=True):
             assert torch.equal(now[:8].nan_to_num(), then.nan_to_num()), f"parked at boundary {index}"
 
 
-def test_parked_at_every_boundary_of_one_pass(toy: Model) -> None:
+def test_parked_at_every_boundary_of_one_pass(model: Model) -> None:
     class ParkAlways(Gate):
         def __await__(self) -> Generator[None]:
             yield
 
-    cache = new_cache(toy)
-    expected, _ = prefill(toy, cohort(toy, cache, 0, PROMPT_LENGTHS, seed=3), Gate())
-    logits, parks = prefill(toy, cohort(toy, new_cache(toy), 0, PROMPT_LENGTHS, seed=3), ParkAlways())
-    assert parks == boundaries(toy)
+    cache = new_cache(model)
+    expected, _ = prefill(model, cohort(model, cache, 0, PROMPT_LENGTHS, seed=3), Gate())
+    logits, parks = prefill(model, cohort(model, new_cache(model), 0, PROMPT_LENGTHS, seed=3), ParkAlways())
+    assert parks == boundaries(model)
     assert torch.equal(logits, expected)
 
 
@@ -115,14 +124,14 @@ def submit_cohort(lab: Lab) -> list:
     return [lab.submit(prompt, slo=SLO(ttft=50.0), sampling=sampling) for prompt in prompts]
 
 
-def test_through_the_engine_a_park_at_every_operator_changes_no_token(toy: Model) -> None:
-    with toy_lab(toy) as lab:
+def test_through_the_engine_a_park_at_every_operator_changes_no_token(model: Model) -> None:
+    with toy_lab(model) as lab:
         requests = submit_cohort(lab)
         lab.run()
         expected = [lab.outputs(request) for request in requests]
         assert [len(tokens) for tokens in expected] == [6, 6, 6]
-    for index in range(1, boundaries(toy)):
-        with toy_lab(toy) as lab:
+    for index in range(1, boundaries(model)):
+        with toy_lab(model) as lab:
             requests = submit_cohort(lab)
             lab.step_until("started")
             lab.run(0.001 * (index - 0.5))
@@ -136,14 +145,14 @@ def test_through_the_engine_a_park_at_every_operator_changes_no_token(toy: Model
 
 @pytest.mark.parametrize("leavers", [(0, 1, 2), (1,), (0,)], ids=["all", "one", "head"])
 @pytest.mark.parametrize("parked", [False, True], ids=["running", "parked"])
-def test_abort_at_every_operator_leaves_the_pools_whole(toy: Model, leavers: tuple[int, ...], parked: bool) -> None:
+def test_abort_at_every_operator_leaves_the_pools_whole(model: Model, leavers: tuple[int, ...], parked: bool) -> None:
     """All members of a cohort, or one of several, leave at every boundary in turn; freed blocks hold NaN at once."""
-    with toy_lab(toy) as lab:
+    with toy_lab(model) as lab:
         requests = submit_cohort(lab)
         lab.run()
         expected = [lab.outputs(request) for request in requests]
-    for index in range(1, boundaries(toy)):
-        with toy_lab(toy) as lab:
+    for index in range(1, boundaries(model)):
+        with toy_lab(model) as lab:
             requests = submit_cohort(lab)
             lab.step_until("started")
             lab.run(0.001 * (index - 0.5))
