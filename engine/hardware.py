@@ -1,27 +1,27 @@
-"""Devices as data: what they can do, where the figures are from, and how long an operator takes on one.
+"""Devices as data: what they can do, and where each figure is from.
 
     seconds = max(kernels * launch, FLOPs / (peak * efficiency), bytes / (bandwidth * efficiency)) + all-reduce
 
-A roofline (Williams et al., CACM 2009) over the launching of the kernels: in eager mode, with a gate that bounds how
-far kernels are queued ahead, an operator takes at least as long as the host needs to launch it.
+A roofline (Williams et al., CACM 2009) with a floor: a gate bounds how far kernels are queued ahead, so an operator
+takes at least as long as the host needs to launch it. engine/roofline.py puts a model on a device.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models.costs import Operator, Volume
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One accelerator. Efficiencies are shares of the peak that real kernels reach."""
+    """One accelerator and the host beside it. Efficiencies are shares of the peak that real kernels reach."""
 
     name: str
     source: str
-    peak_flops: float  # dense bfloat16, FLOP/s
-    bandwidth: float  # of its memory, bytes/s
-    link_bandwidth: float  # to its neighbours, bytes/s each way
+    peak_flops: float  # dense bfloat16, per second
+    bandwidth: float  # of its memory, bytes per second
+    link_bandwidth: float  # to its neighbours, bytes per second each way
     memory_bytes: float
     matmul_efficiency: float
     attention_efficiency: float
@@ -29,49 +29,102 @@ class DeviceSpec:
     link_efficiency: float
     link_latency: float  # seconds, of one collective or one transfer
     launch: float  # seconds of host time for each kernel
-    step: float  # seconds of host time for each forward pass: scheduling, inputs, sampling, the reply
-    idle_watts: float
+    step: float  # seconds of host time for each forward pass: scheduling, inputs, draws, the way to the client
+    static_watts: float  # whatever it does
     joules_per_flop: float
     joules_per_byte: float
+
+    def __post_init__(self) -> None:
+        for name in ("peak_flops", "bandwidth", "link_bandwidth", "memory_bytes"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"device {self.name}: {name} must be above 0, got {getattr(self, name)}")
+        for name in ("matmul_efficiency", "attention_efficiency", "bandwidth_efficiency", "link_efficiency"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"device {self.name}: {name} must be above 0 and at most 1, got {getattr(self, name)}")
 
     def seconds(self, operator: Operator, volume: Volume, tp: int = 1) -> float:
         """Of one operator on each of `tp` such devices."""
         efficiency = self.attention_efficiency if operator.flops_per_pair else self.matmul_efficiency
-        return max(
+        alone = max(
             operator.kernels * self.launch,
             operator.flops(volume) / (self.peak_flops * efficiency),
             operator.bytes(volume) / (self.bandwidth * self.bandwidth_efficiency),
-        ) + self.reduction(operator.reduced_bytes_per_row * volume.rows, tp)
+        )
+        return alone + self.all_reduce(operator.reduced_bytes_per_row * volume.rows, tp)
 
-    def reduction(self, size: float, tp: int) -> float:
-        """Seconds of a ring all-reduce of `size` bytes: each rank sends 2 (tp - 1) / tp of them."""
-        if not size:
-            return 0.0
-        return self.link_latency + 2 * (tp - 1) / tp * size / (self.link_bandwidth * self.link_efficiency)
+    def all_reduce(self, size: float, tp: int) -> float:
+        """Seconds to sum `size` bytes over `tp` devices in a ring: each sends 2 (tp - 1) / tp of them."""
+        return self.transfer(2 * (tp - 1) / tp * size) if size else 0.0
 
     def transfer(self, size: float) -> float:
-        """Seconds to hand `size` bytes over to a neighbour."""
+        """Seconds to move `size` bytes to a neighbour."""
         return self.link_latency + size / (self.link_bandwidth * self.link_efficiency)
 
+    def joules(self, operator: Operator, volume: Volume) -> float:
+        """What one operator takes on one device, beside the static power."""
+        return self.joules_per_flop * operator.flops(volume) + self.joules_per_byte * operator.bytes(volume)
+
+
+# Fitted by `python -m examples.calibrate` to the prefill of Llama-3.1-8B on A800 in FlowPrefill's published log (vLLM,
+# eager, seen from the client): 128, 746 and 4,982 tokens, one length for each regime of the roofline. Errors on the
+# lengths left out: -4.6 % (1,737), -6.5 % (2,458), +0.2 % (3,874).
+_LAUNCH, _STEP, _MATMUL_EFFICIENCY = 24.1e-6, 12.2e-3, 0.721
+
+_A100 = DeviceSpec(
+    name="A100-80G",
+    source=(
+        "peak, bandwidths, memory: NVIDIA A100 80GB SXM data sheet (NVLink 600 GB/s in both directions together). "
+        "launch, step, matmul_efficiency: fitted, see above; that the host's share is the same in prefill and decode "
+        "is an assumption. attention_efficiency: FlashAttention-2 forward, causal, head size 128, 2K to 8K tokens "
+        "(arXiv:2307.08691, figure 5). bandwidth_efficiency, link_efficiency: assumed. link_latency: small all-reduces "
+        "over NVLink in nccl-tests take 10 to 30 us. Energy: a fifth of the 400 W limit is static (assumed), a byte "
+        "takes 31 pJ (HBM2, 3.9 pJ a bit: O'Connor et al., MICRO 2017), and a FLOP what is left at the limit."
+    ),
+    peak_flops=312e12,
+    bandwidth=2.039e12,
+    link_bandwidth=300e9,
+    memory_bytes=80e9,
+    matmul_efficiency=_MATMUL_EFFICIENCY,
+    attention_efficiency=0.6,
+    bandwidth_efficiency=0.8,
+    link_efficiency=0.8,
+    link_latency=20e-6,
+    launch=_LAUNCH,
+    step=_STEP,
+    static_watts=80,
+    joules_per_flop=320 / (312e12 * _MATMUL_EFFICIENCY),
+    joules_per_byte=31e-12,
+)
+_H100 = replace(
+    _A100,
+    name="H100-80G",
+    source=(
+        "peak, bandwidths, memory: NVIDIA H100 SXM data sheet (NVLink 900 GB/s in both directions together). Host "
+        "times and efficiencies as on A100: assumed. attention_efficiency: FlashAttention-3 (arXiv:2407.08608). Energy "
+        "as for A100, with the limit of 700 W."
+    ),
+    peak_flops=989e12,
+    bandwidth=3.35e12,
+    link_bandwidth=450e9,
+    static_watts=140,
+    joules_per_flop=560 / (989e12 * _MATMUL_EFFICIENCY),
+)
 
 DEVICES: dict[str, DeviceSpec] = {
-    "a800-80g": DeviceSpec(
+    "a100-80g": _A100,
+    "a800-80g": replace(
+        _A100,
         name="A800-80G",
-        source="NVIDIA data sheet",
-        peak_flops=312e12,
-        bandwidth=2.039e12,
+        source=f"an A100 whose NVLink is cut to 400 GB/s in both directions together. {_A100.source}",
         link_bandwidth=200e9,
-        memory_bytes=80e9,
-        matmul_efficiency=0.64,
-        attention_efficiency=0.6,
-        bandwidth_efficiency=0.8,
-        link_efficiency=0.8,
-        link_latency=30e-6,
-        launch=56e-6,
-        step=0.007,
-        idle_watts=90,
-        joules_per_flop=1.5e-12,
-        joules_per_byte=31e-12,
+    ),
+    "h100-80g": _H100,
+    "h200": replace(
+        _H100,
+        name="H200",
+        source=f"an H100 with 141 GB of HBM3e at 4.8 TB/s (NVIDIA H200 data sheet). {_H100.source}",
+        bandwidth=4.8e12,
+        memory_bytes=141e9,
     ),
 }
 

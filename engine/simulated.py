@@ -44,6 +44,12 @@ class Timing(Protocol):
         ...
 
 
+def pass_seconds(timing: Timing, num_layers: int, volume: Volume) -> float:
+    """Of one forward pass in which all rows cross all layers."""
+    layers = sum(leg.seconds for leg in timing.legs(0, num_layers, volume))
+    return timing.before(volume) + layers + timing.after(volume)
+
+
 class SimulatedGate(Gate):
     """Tells its drive at once of a request to park: no operator comes by to look."""
 
@@ -137,14 +143,9 @@ class SimulatedExecutor:
 
     def _steps(self, work: Work) -> Steps:
         first = volume(work.decode)
-        step = self._step_seconds(work, first)
-        last = self._step_seconds(work, first.later(work.steps - 1))
+        step = pass_seconds(self._timing, work.layers, first)
+        last = pass_seconds(self._timing, work.layers, first.later(work.steps - 1))
         return Steps(self._moves(work), step, (last - step) / (work.steps - 1), work.steps)
-
-    def _step_seconds(self, work: Work, volume: Volume) -> float:
-        timing = self._timing
-        layers = sum(leg.seconds for leg in timing.legs(0, work.layers, volume))
-        return timing.before(volume) + layers + timing.after(volume)
 
     def _moves(self, work: Work) -> float:
         return sum(self._timing.hand_over(move.handed_over) for move in work.before if move.handed_over)

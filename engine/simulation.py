@@ -12,13 +12,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import overload
 
 import torch
 
 from engine.config import EngineConfig
-from engine.course import Leg
 from engine.devices import Device
 from engine.engine import Engine
 from engine.errors import Refused
@@ -26,18 +23,18 @@ from engine.executor import Executor, Forwards
 from engine.hardware import DeviceSpec, device
 from engine.metrics import RequestRows
 from engine.profile import SHAPES, Sample, fit
-from engine.sampling import Draw
-from engine.simulated import SimulatedExecutor
+from engine.prompt import Blank
+from engine.roofline import Roofline
+from engine.simulated import SimulatedExecutor, Timing, pass_seconds
 from engine.timeline import Sink
 from engine.virtual import Stalled, VirtualLoop
-from engine.work import Part, volume
 from models.architectures import ARCHITECTURES
 from models.config import ModelConfig
-from models.costs import ModelCosts, Volume, model_costs
+from models.costs import Volume, model_costs
 from models.decoder import Model
 from models.load import load_config
 from scheduling.placement import Disaggregated
-from scheduling.predictor import Predictor
+from scheduling.predictor import Extent, Predictor, attention_pairs
 from scheduling.presets import System
 from scheduling.request import SLO, Sampling
 
@@ -100,69 +97,18 @@ class Deployment:
         return blocks
 
 
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """A `Timing` from a model's costs and a device's figures."""
-
-    costs: ModelCosts
-    device: DeviceSpec
-
-    def before(self, volume: Volume) -> float:
-        return self.device.step + self.device.seconds(self.costs.embed, volume)
-
-    def legs(self, first: int, last: int, volume: Volume) -> list[Leg]:
-        legs = []
-        for layers, operators in self.costs.stretches(first, last):
-            seconds = (self.device.seconds(operator, volume, self.costs.tp) for operator in operators)
-            legs.append(Leg(layers, tuple(operator.name for operator in operators), tuple(accumulate(seconds))))
-        return legs
-
-    def after(self, volume: Volume) -> float:
-        return self.device.seconds(self.costs.head, Volume(volume.drawn)) if volume.drawn else 0.0
-
-    def hand_over(self, tokens: int) -> float:
-        return self.device.transfer(tokens * self.costs.kv_bytes_per_token)
-
-    def seconds(self, volume: Volume) -> float:
-        """Of a whole forward pass."""
-        layers = sum(leg.seconds for leg in self.legs(0, self.costs.num_layers, volume))
-        return self.before(volume) + layers + self.after(volume)
-
-    def predictor(self) -> Predictor:
-        """The TTFT predictor that profiling such a device would give (engine/profile.py)."""
-        samples = []
-        for shape in SHAPES:
-            parts = [Part(Blank(tokens), context, (), _DRAWN) for context, tokens in shape]
-            samples.append(Sample(shape, self.seconds(volume(parts))))
-        return fit(samples)
+_LONG: tuple[tuple[Extent, ...], ...] = tuple(((0, tokens),) for tokens in (4096, 8192, 12288, 16384, 20480))
 
 
-_DRAWN = (Draw(Sampling(), 0, 0, 0),)
-
-
-class Blank(Sequence[int]):
-    """A prompt of which only the length matters: `n` times token 0, without a list of them."""
-
-    __slots__ = ("_length",)
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Blank: ...
-
-    def __getitem__(self, index: int | slice) -> int | Blank:
-        if isinstance(index, slice):
-            return Blank(len(range(*index.indices(self._length))))
-        if not -self._length <= index < self._length:
-            raise IndexError("index out of range")
-        return 0
+def profile(timing: Timing, num_layers: int) -> Predictor:
+    """The TTFT predictor that measuring such a device would give (engine/profile.py)."""
+    samples = []
+    for shape in (*SHAPES, *_LONG):
+        total = Volume()
+        for context, tokens in shape:
+            total += Volume(tokens, attention_pairs(context, tokens), context + tokens, 1, 1)
+        samples.append(Sample(shape, pass_seconds(timing, num_layers, total)))
+    return fit(samples)
 
 
 def simulate(
@@ -189,7 +135,7 @@ def simulate(
         model,
         EngineConfig(
             system=system,
-            predictor=timing.predictor(),
+            predictor=profile(timing, model.config.num_layers),
             prefill_instances=prefill,
             decode_instances=1 if colocated else decode,
             block_size=deployment.block_size,
