@@ -24,10 +24,12 @@ from engine.engine import Engine
 from engine.metrics import RequestRows, Results, Summary
 from engine.profile import load_or_measure
 from engine.trace import ChromeTrace
+from examples.arrivals import Arrival, scaled
 from examples.driving import run
 from examples.history import History
 from examples.open_loop import replay
-from examples.workload import A800_1K_PREFILL, QWENTRACE, Arrival, bootstrap, qwentrace, scaled
+from examples.slos import A800_1K_PREFILL
+from examples.workload import open_workload
 from models.decoder import Model
 from models.load import load_model
 from scheduling.predictor import Predictor
@@ -164,7 +166,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """Systems as columns, figures as rows."""
     totals = [outcome.results.total for outcome in outcomes]
     blocking = [outcome.results.blocking for outcome in outcomes]
-    labels = [label for label in QWENTRACE if label in outcomes[0].results.labels]
+    labels = sorted(outcomes[0].results.labels, key=lambda label: -outcomes[0].results.labels[label].n)
 
     def row(name: str, cells: Sequence[str]) -> str:
         return f"{name:<28}" + "".join(f"{cell:>19}" for cell in cells)
@@ -215,7 +217,7 @@ async def demo(args: argparse.Namespace, model: Model, drawn: Sequence[Arrival])
     print(
         f"1,024 tokens take {one_k:.2f} s with decodes beside them, {one_k / A800_1K_PREFILL:.1f} times an A800's "
         f"{A800_1K_PREFILL * 1e3:.0f} ms\n"
-        f"{len(drawn)} requests in {scenario.seconds:.0f} s, load {args.load:g}; QwenTrace-like, "
+        f"{len(drawn)} requests in {scenario.seconds:.0f} s, load {args.load:g}; drawn from {args.workload}, "
         f"lengths x {scenario.length_scale:.3f}, SLOs x {scenario.slo_scale:.2f}, outputs x {OUTPUT_SCALE:g} "
         f"up to {MAX_OUTPUT}\n"
     )
@@ -245,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, default=150)
     parser.add_argument("--seconds", type=float, default=75.0, help="of arrivals, for each system")
     parser.add_argument("--load", type=float, default=0.85, help="share of the time that the prefill executor is busy")
-    parser.add_argument("--rows", type=Path, help="CSV of real requests to draw from (type, prompt_len, output_len)")
+    parser.add_argument("--workload", default="qwen", help="a generator, or a file of recorded requests to draw from")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out"))
     args = parser.parse_args(argv)
@@ -256,10 +258,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             parser.error(f"--{name} must be above 0, got {getattr(args, name)}")
     try:
         model = load_model(args.model, device=args.device)
-        if args.rows is None:
-            drawn = qwentrace(args.requests, seed=args.seed)
-        else:
-            drawn = bootstrap(args.rows, args.requests, seed=args.seed)
+        drawn = open_workload(args.workload).draw(args.requests, seed=args.seed)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     outcomes = run(demo(args, model, drawn))

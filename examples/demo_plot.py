@@ -7,13 +7,9 @@ over. The upright stroke is its deadline, the last mark its first token: a dot i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -24,17 +20,15 @@ from matplotlib.patches import Patch, Rectangle
 from engine.intervals import Phase
 from engine.metrics import Results
 from examples.history import History
+from examples.palette import FAINT, INK, LATE, colour_of, png
 from scheduling.request import Request
-
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-COLOURS = {"text": "#0072B2", "image": "#CC79A7", "search": "#E69F00", "file": "#009E73"}
-INK, FAINT, LATE = "#222222", "#B8B8B8", "#D55E00"
 
 PALE = 0.25  # of what is parked
 
 MOST_ROWS = 14
 
 System = tuple[str, Results, History]
+Colours = Mapping[str, str]  # by the type of request
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +44,8 @@ class Window:
 def plot(systems: Sequence[System], path: Path) -> None:
     """Draw `systems`, which served the same arrivals, into a PNG. The window is chosen by the last one."""
     window = choose_window(systems[-1][2])
+    results = systems[0][1]
+    colours = colour_of(sorted(results.labels, key=lambda label: -results.labels[label].n))
     height = 1.2 + len(systems) * (0.9 + 0.2 * len(window.requests))
     figure, axes = plt.subplots(
         len(systems),
@@ -61,16 +57,15 @@ def plot(systems: Sequence[System], path: Path) -> None:
         layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.1),
     )
     for (name, results, history), (left, right) in zip(systems, axes, strict=True):
-        draw_timeline(left, history, window)
-        draw_attainment(right, results)
+        draw_timeline(left, history, window, colours)
+        draw_attainment(right, results, colours)
         left.set_title(name, loc="left", fontweight="bold", fontsize=11)
         left.set_title(describe(results), loc="right", fontsize=9, color=INK)
     axes[-1][0].set_xlabel("seconds since the first arrival (the same requests, model and kernels for each system)")
     axes[0][1].set_title("first token in time", loc="left", fontsize=9, color=INK)
-    handles = legend(systems[0][2])
+    handles = legend(colours)
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    path.write_bytes(png(figure))
 
 
 def choose_window(history: History) -> Window:
@@ -93,25 +88,27 @@ def choose_window(history: History) -> Window:
 
     star = max(served, key=worth_seeing)
     length = history.first_tokens[star] - began[star]
-    start, end = began[star] - 0.1 * length, history.first_tokens[star] + 0.35 * length
+    start, left = began[star] - 0.1 * length, history.first_tokens[star]
+    end = left + 0.35 * length
     arrived = sorted(history.requests.values(), key=lambda request: request.arrival)
-    shown = [request.id for request in arrived if request.id == star or start <= request.arrival <= end]
+    shown = [request.id for request in arrived if request.id == star or start <= request.arrival <= left]
     first = max(0, shown.index(star) - 2)
     origin = arrived[0].arrival
     return Window(start - origin, end - origin, shown[first : first + MOST_ROWS], star)
 
 
-def draw_timeline(axes: Axes, history: History, window: Window) -> None:
+def draw_timeline(axes: Axes, history: History, window: Window, colours: Colours) -> None:
     """One row for the executor, then one for each request of the window."""
     origin = min(request.arrival for request in history.requests.values())
     place = {id: row + 1.35 for row, id in enumerate(window.requests)}
     for drive in history.drives:
         if drive.kind == "prefill" and not drive.parked:
-            draw_cohort(axes, [history.requests[id] for id in drive.requests], drive.start - origin, drive.end - origin)
+            cohort = [history.requests[id] for id in drive.requests]
+            draw_cohort(axes, cohort, drive.start - origin, drive.end - origin, colours)
     for phase in history.phases:
         if phase.request.id in place:
             row, begin, length = place[phase.request.id], phase.start - origin, phase.end - phase.start
-            colour = COLOURS.get(phase.request.label, INK)
+            colour = colours[phase.request.label]
             if phase.phase is Phase.WAITING:
                 axes.barh(row, length, 0.1, begin, color=FAINT, linewidth=0)
             elif phase.phase is Phase.RUNNING:
@@ -130,12 +127,12 @@ def draw_timeline(axes: Axes, history: History, window: Window) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def draw_cohort(axes: Axes, cohort: Sequence[Request], start: float, end: float) -> None:
+def draw_cohort(axes: Axes, cohort: Sequence[Request], start: float, end: float, colours: Colours) -> None:
     """One stretch of the executor's time, split by the tokens of each type in the cohort."""
-    tokens = {label: sum(len(request.prompt) for request in cohort if request.label == label) for label in COLOURS}
+    tokens = {label: sum(len(request.prompt) for request in cohort if request.label == label) for label in colours}
     bottom = -0.45
     for label, count in tokens.items():
-        height, colour = 0.9 * count / sum(tokens.values()), COLOURS[label]
+        height, colour = 0.9 * count / sum(tokens.values()), colours[label]
         axes.add_patch(Rectangle((start, bottom), end - start, height, fc=colour, ec="white", linewidth=0.4))
         bottom += height
 
@@ -163,11 +160,10 @@ def title(request: Request) -> str:
     return f"{request.label} {len(request.prompt):,}"
 
 
-def draw_attainment(axes: Axes, results: Results) -> None:
+def draw_attainment(axes: Axes, results: Results, colours: Colours) -> None:
     """Bars by type, and in total."""
-    shares = [(label, results.labels[label]) for label in COLOURS if label in results.labels]
-    bars = [*((label, part.ttft_attainment, COLOURS[label]) for label, part in shares),
-            ("all", results.total.ttft_attainment, INK)]  # fmt: skip
+    bars = [(label, results.labels[label].ttft_attainment, colour) for label, colour in colours.items()]
+    bars.append(("all", results.total.ttft_attainment, INK))
     for row, (_, share, colour) in enumerate(bars):
         value = 0.0 if share is None else share
         axes.barh(row, 1, 0.62, color="#F0F0F0", linewidth=0)
@@ -181,12 +177,11 @@ def draw_attainment(axes: Axes, results: Results) -> None:
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
 
 
-def legend(history: History) -> list[Line2D | Patch]:
-    labels = {request.label for request in history.requests.values()}
+def legend(colours: Colours) -> list[Line2D | Patch]:
     return [
-        *(Patch(color=colour, label=label) for label, colour in COLOURS.items() if label in labels),
+        *(Patch(color=colour, label=label) for label, colour in colours.items()),
         Line2D([], [], color=FAINT, linewidth=2, label="waiting"),
-        Patch(color=COLOURS["search"], alpha=PALE, label="parked"),
+        Patch(color=next(iter(colours.values())), alpha=PALE, label="parked"),
         Line2D([], [], color=INK, marker="|", linestyle="", markersize=10, label="deadline"),
         Line2D([], [], color=INK, marker="o", linestyle="", label="first token"),
         Line2D([], [], color=LATE, marker="X", linestyle="", label="too late"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from engine.engine import Engine
 from engine.errors import Refused, RequestFailed
-from examples.workload import Arrival
+from examples.arrivals import Arrival
 from scheduling.request import Sampling
 
 

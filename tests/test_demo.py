@@ -11,12 +11,18 @@ from engine.lab import Lab
 from engine.metrics import RequestRows
 from engine.timeline import TERMINAL, Kind
 from examples import demo
+from examples.arrivals import Arrival
 from examples.demo_plot import choose_window
 from examples.history import History
 from examples.open_loop import replay
-from examples.workload import Arrival, qwentrace
+from examples.workload import open_workload
 from scheduling.predictor import Predictor
 from scheduling.request import SLO, State
+
+
+def qwentrace(n: int, seed: int = 0) -> list[Arrival]:
+    return open_workload("qwen").draw(n, seed=seed)
+
 
 LINEAR = Predictor(per_step=0.0, per_token=0.001)
 
@@ -150,7 +156,7 @@ def test_the_whole_demo_on_the_toy_model(tmp_path, monkeypatch, capsys):
     ("options", "message"),
     [
         (["--model", "./no-such-folder"], "no-such-folder"),
-        (["--model", "toy", "--rows", "no-such-rows.csv"], "no-such-rows.csv"),
+        (["--model", "toy", "--workload", "no-such-rows.csv"], "no-such-rows.csv"),
     ],
 )
 def test_what_is_not_there_is_named(options, message, capsys):
