@@ -1,9 +1,11 @@
 """Rows and results: what counts as met, as a miss, and as nobody's business."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from timeline_helpers import Recorder, make, pull_over
 
-from engine.metrics import RequestRows, Row, Spread, percentile, summarise
+from engine.metrics import RequestRows, Row, Spread, percentile, percentile_of_counts, summarise
 from engine.timeline import Kind
 from scheduling.request import SLO
 
@@ -95,6 +97,27 @@ def test_p99_gap_allows_one_late_token_in_a_hundred():
         served(Recorder(rows), request, times[0], *times[1:])
         assert rows.rows[0].tbt_max == 0.5
         assert rows.rows[0].meets_tbt is met
+
+
+def test_tokens_in_one_go_fold_like_tokens_one_by_one():
+    request = make(0, "chat", 10, 0.0, ttft=1.0, tbt=0.25)
+    one_by_one, in_one_go = RequestRows(), RequestRows()
+    served(Recorder(one_by_one), request, 1.0, 1.5, *(1.75 + 0.125 * step for step in range(150)))
+    recorder = Recorder(in_one_go)
+    recorder.at(0.0, Kind.ARRIVED, request)
+    recorder.at(1.0, Kind.FIRST_TOKEN, request)
+    recorder.at(1.5, Kind.TOKENS, drive=100, choices=((request, 0),), count=1, first=1.5)
+    last = 1.75 + 0.125 * 149
+    recorder.at(last, Kind.TOKENS, drive=100, choices=((request, 0),), count=150, first=1.75)
+    recorder.at(last, Kind.FINISHED, request, reason="stop")
+    assert in_one_go.rows == one_by_one.rows
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40)), min_size=1), st.integers(1, 100))
+def test_percentile_of_counts_is_that_of_the_values_one_by_one(pairs, percent):
+    values, counts = zip(*pairs, strict=True)
+    expanded = [value for value, count in pairs for _ in range(count)]
+    assert percentile_of_counts(values, counts, percent) == percentile(expanded, percent)
 
 
 def test_gaps_are_taken_per_choice():

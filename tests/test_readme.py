@@ -17,4 +17,5 @@ def test_own_order_runs(capsys):
 
 
 def test_every_system_is_in_the_table():
-    assert re.findall(r"^\| `([a-z][a-z-]*)` \|", README, re.MULTILINE) == list(PRESETS)
+    names = [name for row in re.findall(r"^\| (`[a-z][^|]*`) \|", README, re.MULTILINE) for name in row.split(", ")]
+    assert {f"`{name}`" for name in PRESETS} <= set(names)
