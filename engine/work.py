@@ -9,7 +9,6 @@ from typing import Any
 
 from engine.sampling import Draw, Sampled
 from models.costs import Volume
-from scheduling.predictor import attention_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,7 @@ def volume(parts: Collection[Part]) -> Volume:
         return parts.volume
     total = Volume()
     for part in parts:
-        rows = len(part.tokens)
-        total += Volume(rows, attention_pairs(part.context, rows), part.context + rows, 1, 1 if part.draws else 0)
+        total += Volume.of(part.context, len(part.tokens), 1 if part.draws else 0)
     return total
 
 

@@ -56,6 +56,26 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "eos_token_id": [151645, 151643],
     },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,  # of dense layers, of which it has none
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "eos_token_id": [151645, 151643],
+    },
 }
 
 ARCHITECTURES: dict[str, ModelConfig] = {name: ModelConfig.from_hf(config) for name, config in _CONFIGS.items()}
