@@ -19,7 +19,6 @@ from kv.pool import Lease, Quota
 from kv.table import BlockTable
 from scheduling.cohort import Cohort
 from scheduling.plan import Share
-from scheduling.preempt import Preempt
 from scheduling.request import Request
 from scheduling.scheduler import Decision, Scheduler
 
@@ -196,7 +195,7 @@ class PrefillInstance(Inbox[Event]):
         self.executor = executor
         self._num_layers = num_layers
         self._timeline = timeline
-        self._running: dict[int, Passage] = {}  # by drive id; running or parked
+        self._running: Passage | None = None  # whose drive the executor has
         self._ids = 0
         executor.on_reply = self.post
         self.quota.on_freed.append(lambda: self.post(BlocksFreed()))
@@ -221,10 +220,10 @@ class PrefillInstance(Inbox[Event]):
                 pass
             case Finished(drive, time, Computed() as computed):
                 self._timeline.record(Kind.COMPLETED, instance=self.name, drive=drive, time=time)
-                self.prefills.finish_slice(self._running.pop(drive), iter(computed.prefill), time)
+                self.prefills.finish_slice(self._take(drive), iter(computed.prefill), time)
             case Failed(drive, time, error):
                 self._timeline.record(Kind.DRIVE_FAILED, instance=self.name, drive=drive, time=time, error=error)
-                self.prefills.fail_slice(self._running.pop(drive), error)
+                self.prefills.fail_slice(self._take(drive), error)
             case Parked(drive, time):
                 self._on_parked(drive, time)
 
@@ -244,6 +243,7 @@ class PrefillInstance(Inbox[Event]):
             if passage.drive is None:
                 self._start(passage)  # the cohort's next layer group
             else:
+                self._running = passage
                 self._timeline.record(Kind.RESUMED, instance=self.name, drive=passage.drive.id)
                 self.executor.resume(passage.drive)
 
@@ -254,7 +254,7 @@ class PrefillInstance(Inbox[Event]):
         drive = self.executor.prepare(self._ids, work, self.prefills.scheduler.system.preempt)
         self._ids += 1
         passage.drive = drive
-        self._running[drive.id] = passage
+        self._running = passage
         self._timeline.record(
             Kind.STARTED,
             instance=self.name,
@@ -267,12 +267,16 @@ class PrefillInstance(Inbox[Event]):
         self.executor.start(drive)
 
     def _on_parked(self, drive: int, time: float) -> None:
-        passage = self._running[drive]
+        passage = self._take(drive)
         assert passage.drive is not None
         gate = passage.drive.gate
         self._timeline.record(
             Kind.PARKED, instance=self.name, drive=drive, time=time, boundary=gate.passed, operator=gate.last
         )
         self.prefills.park(passage)
-        if passage.cohort.abandoned or self.prefills.scheduler.system.preempt == Preempt.RESTART:
-            del self._running[drive]
+
+    def _take(self, drive: int) -> Passage:
+        """The passage of the drive that has just replied; the executor is free."""
+        passage, self._running = self._running, None
+        assert passage is not None and passage.drive is not None and passage.drive.id == drive
+        return passage
