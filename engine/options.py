@@ -11,9 +11,9 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.profile import load_or_measure
 from models.load import load_model
-from scheduling.batch import Alone
-from scheduling.order import DEDF, Late
-from scheduling.preempt import Preempt
+from scheduling.change import ANSWERS, change
+from scheduling.order import Late
+from scheduling.orders import ORDERS
 from scheduling.presets import PRESETS, System, preset
 from scheduling.request import SLO
 
@@ -26,8 +26,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
     group.add_argument("--decode-device", help="another device for the decode instances: K and V are copied there")
     group.add_argument("--system", default="flowprefill", choices=tuple(PRESETS))
-    group.add_argument("--preempt", choices=[level.name.lower() for level in Preempt], help="change this answer only")
-    group.add_argument("--late", choices=[late.value for late in Late], help="what becomes of requests that are late")
+    group.add_argument(
+        "--order", help=f"whom first: {', '.join(ORDERS)}, or one of yours, as mypackage.mymodule:MyOrder"
+    )
+    group.add_argument("--preempt", help=f"where a prefill may be stopped: {', '.join(ANSWERS['preempt'])}")
+    group.add_argument("--late", help=f"what becomes of requests that are late: {', '.join(Late)}")
     group.add_argument("--token-budget", type=int, help="tokens in a prefill batch; default: the system's")
     group.add_argument("--prefill-instances", type=int, default=1)
     group.add_argument("--decode-instances", type=int, default=1)
@@ -47,18 +50,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def system_from_args(args: argparse.Namespace) -> System:
     """The preset with the answers that the command line changes. ValueError if it has no such answer."""
-    system = preset(args.system)
-    if args.preempt is not None:
-        system = replace(system, preempt=Preempt[args.preempt.upper()])
-    if args.late is not None:
-        if not isinstance(system.order, DEDF):
-            raise ValueError(f"--late has no meaning for {args.system}: its order never counts a request as late")
-        system = replace(system, order=replace(system.order, late=Late(args.late)))
-    if args.token_budget is not None:
-        if isinstance(system.batch, Alone):
-            raise ValueError(f"--token-budget has no meaning for {args.system}: its requests run alone")
-        system = replace(system, batch=replace(system.batch, budget=args.token_budget))  # type: ignore[type-var]
-    return system
+    options = {"order": args.order, "preempt": args.preempt, "late": args.late, "budget": args.token_budget}
+    settings = [f"{key}={value}" for key, value in options.items() if value is not None]
+    return change(preset(args.system), *settings)
 
 
 def engine_from_args(args: argparse.Namespace, *, default_slo: SLO | None = None) -> Engine:

@@ -39,7 +39,7 @@ def _refuse_impossible_cuts(batch: Batch, plan: Plan, preempt: Preempt) -> None:
     if preempt == Preempt.RESTART and not isinstance(plan, Whole):
         raise ValueError(
             f"preempt restart is impossible with {plan}: it gives up a whole prefill, and of one that is cut it would "
-            "keep the slices done; use the plan whole, or another level"
+            "keep the slices done; use the plan whole (chunk=none), or another level"
         )
 
 
