@@ -109,7 +109,7 @@ class ColocatedInstance(Inbox[Event]):
                 self.prefills.leave(request)
                 self.decodes.leave(request)
             case Finished(drive, time, Computed() as computed):
-                self._timeline.record(Kind.COMPLETED, instance=self.name, drive=drive, time=time)
+                self._timeline.record(Kind.COMPLETED, instance=self.name, drive=drive, time=time, **computed.counted)
                 passage, step = self._take()
                 if step is not None:
                     self._on_step_ended(time)
@@ -240,19 +240,22 @@ class ColocatedInstance(Inbox[Event]):
 
     def _park_for_a_newcomer(self, now: float) -> None:
         """While a prefill runs alone, the scheduler may want it to pull over for a more urgent one."""
-        if self._passage is not None and self._step is None and not self._parking:
+        if self._drive is None or self._passage is None or self._step is not None:
+            return
+        if not self._parking:
             decision = self.prefills.decide(now)
             assert decision.start is None and decision.resume is None
             if decision.park is not None:
                 self._park()
+        if self._passage.cohort.abandoned:
+            abandon(self._drive)  # no preemption, so the system's level does not apply
 
     def _park(self) -> None:
         assert self._drive is not None and self._passage is not None
         self._parking = True
         self._timeline.record(Kind.PARK_REQUESTED, instance=self.name, drive=self._drive.id)
         self.prefills.scheduler.on_park_requested()
-        stop = abandon if self._passage.cohort.abandoned else park
-        stop(self._drive)
+        park(self._drive)
 
     def _run(self, passage: Passage | None, step: Step | None) -> None:
         """One pass over a slice of prefill, a decode step, or both; or the rest of one that was parked."""
@@ -290,6 +293,7 @@ class ColocatedInstance(Inbox[Event]):
             drive=drive.id,
             phase="both" if passage and step else "prefill" if passage else "decode",
             requests=prefilled + decoded,
+            rows=tuple(len(part.tokens) for part in work.prefill),
             decodes=len(decoded),
             tokens=work.rows,
             layers=(first, last),

@@ -219,7 +219,7 @@ class PrefillInstance(Inbox[Event]):
             case BlocksFreed():
                 pass
             case Finished(drive, time, Computed() as computed):
-                self._timeline.record(Kind.COMPLETED, instance=self.name, drive=drive, time=time)
+                self._timeline.record(Kind.COMPLETED, instance=self.name, drive=drive, time=time, **computed.counted)
                 self.prefills.finish_slice(self._take(drive), iter(computed.prefill), time)
             case Failed(drive, time, error):
                 self._timeline.record(Kind.DRIVE_FAILED, instance=self.name, drive=drive, time=time, error=error)
@@ -233,9 +233,7 @@ class PrefillInstance(Inbox[Event]):
             passage = self.prefills.passage(decision.park)
             assert passage.drive is not None
             self._timeline.record(Kind.PARK_REQUESTED, instance=self.name, drive=passage.drive.id)
-            # Leaving work that nobody wants is no preemption: the system's level does not apply to it.
-            stop = abandon if decision.park.abandoned else park
-            stop(passage.drive)
+            park(passage.drive)
         elif decision.start is not None:
             self._start(self.prefills.passage(decision.start))
         elif decision.resume is not None:
@@ -246,6 +244,9 @@ class PrefillInstance(Inbox[Event]):
                 self._running = passage
                 self._timeline.record(Kind.RESUMED, instance=self.name, drive=passage.drive.id)
                 self.executor.resume(passage.drive)
+        if self._running is not None and self._running.cohort.abandoned and self._running.drive is not None:
+            # Leaving work that nobody wants is no preemption: the system's level does not apply to it.
+            abandon(self._running.drive)
 
     def _start(self, passage: Passage) -> None:
         cohort = passage.cohort
@@ -261,6 +262,7 @@ class PrefillInstance(Inbox[Event]):
             drive=drive.id,
             phase="prefill",
             requests=tuple(share.request.id for share in cohort.shares),
+            rows=tuple(share.stop - share.start for share in cohort.shares),
             tokens=cohort.tokens,
             layers=(first, last),
         )

@@ -136,6 +136,20 @@ def test_abort_finds_a_request_in_every_state(at: str) -> None:
         assert all(instance.quota.used == 0 for instance in (*lab.engine.prefill, *lab.engine.decode))
 
 
+def test_a_prefill_that_all_leave_while_it_is_asked_to_park_stops_at_the_next_gate() -> None:
+    """Case B5 below the system's own level: an abandoned pass does not go on to the end of its layer."""
+    with Lab("flowprefill-layer") as lab:
+        long = lab.submit(tokens=1000, slo=SLO(ttft=90.0))
+        lab.step_until("started")
+        lab.run(0.25)  # in the third of five operators
+        lab.submit(tokens=5, slo=SLO(ttft=5.0))
+        lab.step_until("park_requested")
+        lab.engine.abort(long.id)
+        assert lab.step_until("parked").data["boundary"] == 3
+        lab.run()
+        assert lab.engine.idle
+
+
 def test_a_late_signal_about_a_request_that_is_gone_is_ignored_and_counted(lab: Lab) -> None:
     """Case B8."""
     request = lab.submit(tokens=5)
