@@ -79,12 +79,12 @@ class Assembly:
 
     def _prefill(self, device: Device, quota: Quota) -> PrefillInstance:
         prefills = self._prefills(device, quota, quota)
-        executor = self.make_executor(quota.name, self.config.threads()[0], device.forwards)
+        executor = self.make_executor(quota.name, self.config.threads()[0], self._forwards(device))
         return PrefillInstance(prefills, executor, device.num_layers, self.timeline)
 
     def _decode(self, device: Device, quota: Quota) -> DecodeInstance:
         decodes = self._decodes(device, quota, reserving=True)
-        executor = self.make_executor(quota.name, self.config.threads()[1], device.forwards)
+        executor = self.make_executor(quota.name, self.config.threads()[1], self._forwards(device))
         return DecodeInstance(quota.name, decodes, executor, device.num_layers, self.timeline)
 
     def _colocated(self, device: Device, quota: Quota) -> ColocatedInstance:
@@ -92,10 +92,13 @@ class Assembly:
         assert not isinstance(placement, Disaggregated)
         decodes = self._decodes(device, quota, reserving=False)
         prefills = self._prefills(device, quota, KeptForGrowth(quota, decodes))
-        executor = self.make_executor(quota.name, self.config.threads()[0], device.forwards)
+        executor = self.make_executor(quota.name, self.config.threads()[0], self._forwards(device))
         return ColocatedInstance(
             quota.name, placement, prefills, decodes, executor, device.num_layers, self.timeline, self.clock.now
         )
+
+    def _forwards(self, device: Device) -> Forwards:
+        return device.forwards(counters=self.config.counters)
 
     def _prefills(self, device: Device, quota: Quota, blocks: Blocks) -> Prefills:
         scheduler = Scheduler(

@@ -29,6 +29,7 @@ class EngineConfig:
     max_batch: int = 32  # choices in a decode step
     park_limit_bytes: int = 0  # of each prefill instance: what parked cohorts may keep alive; 0: most of its share
     run_ahead: int = 1  # boundaries that CUDA kernels may be queued ahead of a gate
+    counters: bool = False  # count what every drive reads and computes (engine/counters.py)
     default_slo: SLO = field(default_factory=SLO)
     seed: int = 0  # draws the seeds of sampled requests that bring none
 

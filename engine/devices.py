@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import EngineConfig
+from engine.counting import Counting
 from engine.executor import Forwards
 from engine.forward import LanguageModel
 from kv.cache import KVCache
 from kv.pool import BlockPool, Quota
+from models.costs import model_costs
 from scheduling.placement import Disaggregated
 
 _MOST_KV_BYTES_ON_CPU = 4 << 30  # a laptop has other things to do with its memory
@@ -64,17 +66,22 @@ class Device:
         pool = BlockPool(blocks, block_size)
         for name, limit in limits.items():
             pool.quota(name, limit)
-        # Alive between two operators at worst: the residual stream, and the gated and up halves of the MLP.
-        activations = (2 * shape.hidden_size + 3 * shape.intermediate_size) * model.dtype.itemsize
+        # Alive between two operators at worst: the residual stream, and the gated and up halves of the MLP, or copies
+        # of the row for each of its experts.
+        copies = shape.moe.experts_per_token * shape.hidden_size if shape.moe is not None else 0
+        activations = (2 * shape.hidden_size + max(3 * shape.intermediate_size, copies)) * model.dtype.itemsize
         return cls(model, pool, cache, activations + _kv_bytes(model))
 
     @property
     def num_layers(self) -> int:
         return self.model.config.num_layers
 
-    @property
-    def forwards(self) -> Forwards:
-        return Forwards(self.model, self.cache)
+    def forwards(self, *, counters: bool) -> Forwards:
+        """Forward passes here, counted or not."""
+        if not counters:
+            return Forwards(self.model, self.cache)
+        costs = model_costs(self.model.config, itemsize=self.model.dtype.itemsize)
+        return Forwards(self.model, self.cache, Counting(costs))
 
     def park_limit_bytes(self, quota: Quota) -> int:
         """By default three quarters of an instance's blocks may belong to parked cohorts: the rest is for those who

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from engine.clock import Clock
+from engine.counting import Counting
 from engine.forward import LanguageModel, forward
 from engine.gate import Gate
 from engine.work import Work
@@ -98,16 +99,17 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Forwards:
-    """Turns work into forward passes of one model on one device's cache."""
+    """Turns work into forward passes of one model on one device's cache. `counting`: to count what they read."""
 
     model: LanguageModel
     cache: KVCache
+    counting: Counting | None = None
 
     def drive(self, drive: int, work: Work, gate: Gate) -> Drive:
         work = work.snapshot()
         crossed = range(work.first_crossed, work.first_crossed + work.layers_crossed)
         boundaries = sum(len(self.model.layer_operators(layer)) for layer in crossed)
-        return Drive(drive, forward(self.model, self.cache, work, gate), gate, boundaries, work)
+        return Drive(drive, forward(self.model, self.cache, work, gate, self.counting), gate, boundaries, work)
 
 
 def park(drive: Drive) -> None:

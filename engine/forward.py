@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from engine.counting import Counting
 from engine.gate import Gate
 from engine.sampling import Sampled, sample
 from engine.work import Computed, Part, Work
@@ -45,13 +46,19 @@ class LanguageModel(Protocol):
     def head(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-async def forward(model: LanguageModel, cache: KVCache, work: Work, gate: Gate) -> Computed:
+async def forward(
+    model: LanguageModel, cache: KVCache, work: Work, gate: Gate, counting: Counting | None = None
+) -> Computed:
     """Carry out `work`: decode rows through all layers, prefill rows through theirs, then the draws.
 
     1. Decode rows cross the layers before the prefill's, alone.
     2. Both cross the prefill's layers together, and share the reading of their weights.
     3. Decode rows cross the rest. The prefill's hidden state is kept, unless these were the last layers.
+
+    With `counting`, the pass is counted when it is done.
     """
+    if counting is not None:
+        gate.routed = []
     for copy in work.before:
         copy()
     parts = (*work.prefill, *work.decode)
@@ -77,7 +84,8 @@ async def forward(model: LanguageModel, cache: KVCache, work: Work, gate: Gate) 
 
     sampled = _draw(model, _joined(hidden, x), both, parts)
     gate.drain()
-    return Computed(tuple(sampled[: len(work.prefill)]), tuple(sampled[len(work.prefill) :]))
+    counters = None if counting is None else counting.measured(work, gate.routed or ())
+    return Computed(tuple(sampled[: len(work.prefill)]), tuple(sampled[len(work.prefill) :]), counters=counters)
 
 
 def _joined(prefill: torch.Tensor, decode: torch.Tensor) -> torch.Tensor:

@@ -33,11 +33,13 @@ class Kind(StrEnum):
     REFUSED = "refused"  # terminal; data: error
 
     # One drive of an executor: one forward pass (a prefill slice or a decode step).
-    STARTED = "started"  # data: phase "prefill" | "decode", requests (ids, head first), tokens
+    # data: phase "prefill" | "decode" | "both"; requests (ids: those that prefill, head first, then those that decode);
+    # rows (of each that prefills); tokens
+    STARTED = "started"
     PARK_REQUESTED = "park_requested"
     PARKED = "parked"  # data: boundary (gates passed), operator (the last one)
     RESUMED = "resumed"
-    COMPLETED = "completed"
+    COMPLETED = "completed"  # data: what was counted, if the engine was asked to count (engine/counters.py)
     DRIVE_FAILED = "drive_failed"  # data: error
     CLOSED = "closed"  # a parked drive whose requests have all gone
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engine.counters import Counters
 from engine.sampling import Draw, Sampled
 from models.costs import Volume
 
@@ -115,9 +116,15 @@ class Computed:
     """What a drive gives back: the draws of each part, in the order of the work; for a decode part, one for each step.
 
     `first_step`: when the first of several decode steps was done, in seconds on the engine's clock. They are evenly
-    spaced, and the last ends with the drive.
+    spaced, and the last ends with the drive. `counters`: where the executor was asked to count.
     """
 
     prefill: Sequence[tuple[Sampled, ...]]
     decode: Sequence[tuple[Sampled, ...]]
     first_step: float | None = None
+    counters: Counters | None = None
+
+    @property
+    def counted(self) -> dict[str, Any]:
+        """The counters as data of an event; nothing where nobody counts."""
+        return {} if self.counters is None else self.counters.data
