@@ -33,6 +33,7 @@ class Forming:
 
     free_blocks: int
     block_size: int
+    decode_rows: int = 0  # decodes that will share the pass
     shares: list[Share] = field(default_factory=list)
     tokens: int = 0
     room: Room = field(default_factory=Room)
@@ -98,6 +99,7 @@ class FillChunks:
     """
 
     budget: int = 2048
+    decodes_count: bool = True  # against the budget, where decodes share the pass
 
     def __post_init__(self) -> None:
         _check_budget(self.budget)
@@ -105,12 +107,34 @@ class FillChunks:
     def form(
         self, head: Share, others: Iterable[Request], plan: Plan, predict: Predict, now: float, forming: Forming
     ) -> Sequence[Share]:
-        forming.add(head.cut(max(1, self.budget - forming.tokens)))
+        budget = self.budget - (forming.decode_rows if self.decodes_count else 0)
+        forming.add(head.cut(max(1, budget)))
         for request in others:
-            left = self.budget - forming.tokens
+            left = budget - forming.tokens
             if left < 1 or not forming.fits(request):
                 break
             forming.add(next_share(plan, request).cut(left))
+        return forming.shares
+
+
+@dataclass(frozen=True, slots=True)
+class FillSequences:
+    """Whole prompts, however long, up to `limit` sequences in a pass, its decodes counted (Orca, FasterTransformer)."""
+
+    limit: int = 32
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ValueError(f"the limit of sequences must be at least 1, got {self.limit}")
+
+    def form(
+        self, head: Share, others: Iterable[Request], plan: Plan, predict: Predict, now: float, forming: Forming
+    ) -> Sequence[Share]:
+        forming.add(head)
+        for request in others:
+            if forming.decode_rows + len(forming.shares) >= self.limit or not forming.fits(request):
+                break
+            forming.add(next_share(plan, request))
         return forming.shares
 
 

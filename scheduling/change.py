@@ -15,7 +15,7 @@ from enum import Enum
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from scheduling.batch import Alone, FillBudget, FillChunks, SLOAware
+from scheduling.batch import Alone, FillBudget, FillChunks, FillSequences, SLOAware
 from scheduling.layered import Layered
 from scheduling.orders import find_order
 from scheduling.placement import Disaggregated, Exclusive, Interleave, Piggyback, RequestLevel
@@ -24,7 +24,13 @@ from scheduling.preempt import Preempt
 from scheduling.presets import System
 
 ANSWERS: Mapping[str, Mapping[str, object]] = {
-    "batch": {"alone": Alone(), "fill-budget": FillBudget(), "fill-chunks": FillChunks(), "slo-aware": SLOAware()},
+    "batch": {
+        "alone": Alone(),
+        "fill-budget": FillBudget(),
+        "fill-chunks": FillChunks(),
+        "fill-sequences": FillSequences(),
+        "slo-aware": SLOAware(),
+    },
     "plan": {"whole": Whole(), "layered": Layered()},  # and chunk=TOKENS
     "preempt": {level.name.lower().replace("_", "-"): level for level in Preempt},
     "placement": {

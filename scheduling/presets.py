@@ -9,9 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scheduling.batch import Alone, Batch, FillBudget, FillChunks, SLOAware
+from scheduling.batch import Alone, Batch, FillBudget, FillChunks, FillSequences, SLOAware
+from scheduling.layered import Layered
 from scheduling.order import FCFS, SEDF, Order
-from scheduling.placement import Disaggregated, Placement, refuse_impossible
+from scheduling.placement import (
+    Disaggregated,
+    Exclusive,
+    Interleave,
+    Piggyback,
+    Placement,
+    RequestLevel,
+    refuse_impossible,
+)
 from scheduling.plan import Chunked, Plan, Whole
 from scheduling.preempt import Preempt
 
@@ -63,6 +72,28 @@ PRESETS: dict[str, System] = {
         Chunked(8192),
         Preempt.HALF_LAYER,
     ),
+    # Co-located, in the order in which the field found them. FasterTransformer: request-level batches.
+    "static": System(FCFS(), FillSequences(32), Whole(), Preempt.NEVER, RequestLevel()),
+    # Orca (OSDI 22): iteration-level batches, whole prompts beside decodes.
+    "orca": System(FCFS(), FillSequences(256), Whole(), Preempt.NEVER, Piggyback()),
+    # vLLM before V1.
+    "prefill-first": System(FCFS(), FillBudget(8192), Whole(), Preempt.NEVER, Exclusive()),
+    # Sarathi-Serve (OSDI 24): stall-free batching; also the chunked prefill that Layered Prefill compares with.
+    "sarathi": System(FCFS(), FillChunks(512), Chunked(512), Preempt.SLICE, Piggyback()),
+    # vLLM V1: the same with a larger budget. (Its own default depends on the GPU.)
+    "vllm-cp2k": System(FCFS(), FillChunks(2048), Chunked(2048), Preempt.SLICE, Piggyback()),
+    # FlowPrefill's co-location is unpublished: prefills first, a decode step between cohorts and at parks.
+    "flowprefill-colocated": System(SEDF(), SLOAware(4096), Whole(), Preempt.OPERATOR, Exclusive(decode_between=True)),
+    # Ours: the prefill is parked when a decode step is due.
+    "layby-colocated": System(SEDF(), SLOAware(4096), Whole(), Preempt.OPERATOR, Interleave()),
+    # Layered Prefill (MLSys 26): one group of layers an iteration, 512 tokens' worth of work.
+    "layered": System(FCFS(), FillBudget(8192), Layered(512), Preempt.SLICE, Piggyback()),
+    # Its hybrid for very long prompts: chunks of 8,192 tokens, each crossing the groups.
+    "layered-chunked": System(
+        FCFS(), FillChunks(8192, decodes_count=False), Layered(512, chunk=8192), Preempt.SLICE, Piggyback()
+    ),
+    # What neither paper has: between two groups the cohort's state is saved anyway, so an urgent one may pass.
+    "layered-s-edf": System(SEDF(), SLOAware(8192), Layered(512), Preempt.SLICE, Piggyback()),
 }
 
 

@@ -227,7 +227,7 @@ class Scheduler:
         plan = self.system.plan
         shares = [next_share(plan, head)]
         if not head.alone:
-            forming = Forming(self._blocks.free, self._blocks.block_size)
+            forming = Forming(self._blocks.free, self._blocks.block_size, self.decode_rows)
             ranked = self.waiting.ranked(now, forming.room, admitted_first=self.system.preempt == Preempt.NEVER)
             others = (c.request for c in ranked if c.request is not head and not c.request.alone)
             shares = list(self.system.batch.form(shares[0], others, plan, self._predict, now, forming))
