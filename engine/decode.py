@@ -53,23 +53,49 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class StepParts(LazyParts):
+    """The rows of a step's choices."""
+
+    choices: Sequence[Choice]
+
+    def __len__(self) -> int:
+        return len(self.choices)
+
+    def __iter__(self) -> Iterator[Part]:
+        for choice in self.choices:
+            yield Part(choice.pending, choice.cached, choice.held.blocks, (choice.next_draw,))
+
+    @property
+    def volume(self) -> Volume:
+        rows = pairs = keys = 0.0
+        for choice in self.choices:
+            length = choice.length
+            rows += length - choice.cached
+            pairs += attention_pairs(choice.cached, length - choice.cached)
+            keys += length
+        return Volume(int(rows), pairs, keys, len(self.choices), len(self.choices))
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """One token for each of `choices`, after `copies`; or, in a simulation, as many as `repeated` says."""
+    """One token for each of `choices`, after `copies`. `repeats`: how many such steps are certain to see the same
+    choices, if nobody comes or leaves."""
 
     choices: Sequence[Choice]
     copies: Sequence[Copy]
-    parts: tuple[Part, ...] = ()
-    repeated: Repeated | None = None
+    repeats: int
 
     @property
-    def moves(self) -> tuple[Move, ...]:
-        return tuple(copy.move for copy in self.copies)
+    def parts(self) -> StepParts:
+        return StepParts(self.choices)
 
 
 class Decodes:
     """Choices from admission to their last token: everything about decodes but the device.
 
-    `on_token(choice, sampled, time)` takes each token and sets `choice.finish` when it was the last one.
+    `on_token(choice, sampled, time)` takes each token and sets `choice.finish` when it was the last one;
+    `on_tokens(choices, count, first, last)` those of several steps at once: `count` tokens 0 for each choice, evenly
+    spaced in time, which only a simulation gives.
     `on_failed(request, error)` ends a request whose forward pass raised.
 
     Where blocks are not reserved (`reserving` false) and a choice finds none to grow into, the latest request gives its
@@ -81,6 +107,7 @@ class Decodes:
         self.reserving = reserving
         self.on_recompute: Callable[[Request], None]
         self.on_token: Callable[[Choice, Sampled, float], None]
+        self.on_tokens: Callable[[Sequence[Choice], int, float, float], None]
         self.on_failed: Callable[[Request, str], None]
         self._cache = cache
         self._max_batch = max_batch
@@ -186,8 +213,8 @@ class Decodes:
         copies, self._copies = self._copies, []
         for choice in choices:
             copies.extend(self._copy_on_write(choice))
-        parts = tuple(Part(c.pending, c.cached, c.held.blocks, (c.next_draw,)) for c in choices)
-        self._stepping = Step(choices, copies, parts)
+        repeats = min(choice.certain for choice in choices) if self.reserving else 1
+        self._stepping = Step(choices, copies, repeats)
         return self._stepping
 
     def put_back(self, step: Step) -> None:
@@ -196,21 +223,28 @@ class Decodes:
         self._copies[:0] = step.copies
 
     def finish_step(self, step: Step, computed: Computed, time: float) -> None:
-        """`time`: when it was done."""
-        self._end_step(step)
-        for choice, (token,) in zip(step.choices, computed.decode, strict=True):
-            choice.cached = choice.length
+        """`time`: when the step, or the last of several, was done."""
+        self._end_step()
+        for copy in step.copies:
+            copy.lease.release()
+        count = len(computed.decode[0])
+        for choice in step.choices:
+            choice.cached = choice.length + count - 1  # all but the last of its new tokens
             choice.token_at = time
-            if choice.finish is None and not choice.request.state.terminal:
-                self.on_token(choice, token, time)
+        going_on = [c for c in step.choices if c.finish is None and not c.request.state.terminal]
+        if count > 1:
+            assert computed.first_step is not None
+            self.on_tokens(going_on, count, computed.first_step, time)
+        else:
+            for choice, (token,) in zip(step.choices, computed.decode, strict=True):
+                if choice.finish is None and not choice.request.state.terminal:
+                    self.on_token(choice, token, time)
+        for choice in step.choices:
             if choice.finish is not None:
                 self._remove(choice)
 
-    def _end_step(self, step: Step) -> None:
-        """Its forward pass is over: give up what was kept for it."""
+    def _end_step(self) -> None:
         self._stepping = None
-        for copy in step.copies:
-            copy.lease.release()
         for choice in self._leaving:
             choice.free()
         self._leaving.clear()
