@@ -4,12 +4,13 @@
     change(preset("distserve-cp2k"), "order=s-edf", "budget=4096", "chunk=4096")
     change(preset("distserve"), "order=mypackage.mymodule:MyOrder")
 
-A key is an answer (order, batch, plan, preempt, placement), `chunk`, or a field of one of the system's answers.
+A key is an answer (order, batch, plan, preempt, placement), `chunk`, or a field of one of the system's answers, such as
+`budget`; two of one name are told apart as `order.patience` and `placement.patience`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from types import NoneType
@@ -61,9 +62,9 @@ def change(system: System, *settings: str) -> System:
         elif key in ANSWERS:
             answers[key] = _one_of(setting, value.replace("_", "-"), ANSWERS[key])  # half_layer is half-layer
         else:
-            name = _owner(answers, key, setting)
-            hint = get_type_hints(type(answers[name]))[key]
-            answers[name] = replace(answers[name], **{key: _parse(setting, value, hint)})
+            name, part = _part(answers, key, setting)
+            hint = get_type_hints(type(answers[name]))[part]
+            answers[name] = replace(answers[name], **{part: _parse(setting, value, hint)})
     return System(**answers)
 
 
@@ -77,22 +78,24 @@ def _rechunked(plan: Plan, value: str) -> Plan:
     return replace(plan, size=size) if isinstance(plan, Chunked) else Chunked(size)
 
 
-def _owner(answers: Mapping[str, Any], key: str, setting: str) -> str:
-    """Which of the answers has a field called `key`."""
-    of_field = dict(_fields(answers))
-    if key not in of_field:
+def _part(answers: Mapping[str, Any], key: str, setting: str) -> tuple[str, str]:
+    """(answer, field) that `key` names, as `field` or, where two answers have one of that name, as `answer.field`."""
+    parts = [
+        (name, field.name)
+        for name, answer in answers.items()
+        if is_dataclass(answer)
+        for field in fields(answer)
+        if field.name not in ("size", "chunk")  # of plans: what `chunk` changes
+    ]
+    found = [(name, field) for name, field in parts if key in (field, f"{name}.{field}")]
+    if not found:
         raise ValueError(
             f"{setting}: this system has no {key!r}; it has order, chunk, {', '.join(ANSWERS)}, and as parts of them "
-            f"{', '.join(of_field) or 'nothing'}"
+            f"{', '.join(field for _, field in parts) or 'nothing'}"
         )
-    return of_field[key]
-
-
-def _fields(answers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(field, the answer that has it)"""
-    for name, answer in answers.items():
-        if is_dataclass(answer):
-            yield from ((field.name, name) for field in fields(answer) if field.name not in ("size", "chunk"))
+    if len(found) > 1:
+        raise ValueError(f"{setting}: say which, {' or '.join('.'.join(part) for part in found)}")
+    return found[0]
 
 
 def _parse(setting: str, value: str, hint: Any) -> Any:

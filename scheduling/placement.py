@@ -75,5 +75,10 @@ def refuse_impossible(placement: Placement, preempt: Preempt) -> None:
             f"preempt {preempt.name.lower()} is impossible with interleaved decodes: the prefill has to be parked when "
             "a decode step is due; use layer, half_layer or operator"
         )
+    if isinstance(placement, Interleave) and preempt == Preempt.RESTART:
+        raise ValueError(
+            "preempt restart is impossible with interleaved decodes: every decode step would make the prefill start "
+            "over; use layer, half_layer or operator"
+        )
     if isinstance(placement, RequestLevel) and preempt != Preempt.NEVER:
         raise ValueError(f"preempt {preempt.name.lower()} is impossible with request-level batches; use never")

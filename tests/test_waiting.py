@@ -265,3 +265,31 @@ def test_a_walk_passes_over_what_became_too_large_on_the_way() -> None:
     assert next(walk).candidate.request.id == 0
     room.tokens = 1
     assert [place.candidate.request.id for place in walk] == [1, 4]
+
+
+class CountingRoom(Room):
+    """Counts how often somebody asks how many tokens it has room for: once a bucket, and once a place in it."""
+
+    asked = 0
+
+    @property  # type: ignore[override]
+    def tokens(self) -> float:
+        self.asked += 1
+        return 10
+
+    @tokens.setter
+    def tokens(self, tokens: float) -> None:
+        pass
+
+
+def test_a_walk_looks_at_no_place_of_a_bucket_in_which_all_are_too_large() -> None:
+    ranked, last = RankedList(), 9_999
+    for number in range(10_000):
+        ranked.add(((0, 0.0), number), Place(Candidate(Request(number, ()), 0.0), Size(11 - (number == last), 1)))
+    room = CountingRoom()
+    assert [place.candidate.request.id for place in ranked.within(room)] == [last]
+    assert room.asked <= 10_000 / 64 + 2 * 64
+    ranked.remove(((0, 0.0), last))
+    room.asked = 0
+    assert not list(ranked.within(room))
+    assert room.asked <= 10_000 / 64 + 1, "the bucket knows that its only small one has gone"
