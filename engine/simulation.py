@@ -10,7 +10,7 @@ Scheduler, proxy, instances, KV pools and timeline are the real ones; only the e
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -112,9 +112,17 @@ def profile(timing: Timing, num_layers: int) -> Predictor:
 
 
 def simulate(
-    system: System, arrivals: Iterable[Arrival], deployment: Deployment, *, sinks: Sequence[Sink] = ()
+    system: System,
+    arrivals: Iterable[Arrival],
+    deployment: Deployment,
+    *,
+    sinks: Sequence[Sink] = (),
+    on_start: Callable[[Engine], None] = lambda engine: None,
 ) -> RequestRows:
-    """Play `arrivals`, in order of their times, against `system` until the last has ended."""
+    """Play `arrivals`, in order of their times, against `system` until the last has ended.
+
+    `on_start(engine)` is called when its instances stand, before the first arrival: to watch them.
+    """
     loop = VirtualLoop()
     model = Model(deployment.config, torch.bfloat16, "meta")
     timing = deployment.timing
@@ -151,6 +159,7 @@ def simulate(
     for sink in sinks:
         engine.timeline.add(sink)
     loop.run_until_complete(engine.start())
+    on_start(engine)
     _feed(loop, engine, iter(arrivals))
     with contextlib.suppress(Stalled):
         loop.run_until_complete(loop.create_future())
