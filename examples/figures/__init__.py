@@ -1,0 +1,1 @@
+"""The papers' figures and tables, made anew: one file for each, listed in catalogue.py."""

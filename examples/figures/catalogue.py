@@ -1,0 +1,24 @@
+"""Which figures there are. The key is the name on the command line and of the files; the value makes it.
+
+A figure is an `async def make(workers: Workers) -> Figure`. Those in LIVE can also be measured on this machine,
+by an `async def live(model: str) -> Figure`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from examples.figures import fig04_batching
+from examples.figures.figure import Figure
+from examples.figures.workers import Workers
+
+Make = Callable[[Workers], Awaitable[Figure]]
+Live = Callable[[str], Awaitable[Figure]]
+
+FIGURES: Mapping[str, Make] = {
+    # FlowPrefill (arXiv 2602.16603)
+    "fig4": fig04_batching.make,
+    # Layered Prefill (arXiv 2510.08055)
+}
+
+LIVE: Mapping[str, Live] = {}
