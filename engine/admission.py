@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.devices import Device
+from engine.prompt import Blank
 from scheduling.request import Sampling
 
 
@@ -39,7 +40,7 @@ class Limits:
         """Why this can never be served; None if it can be. `max_tokens` beyond the context is no reason: it is cut."""
         if not prompt:
             return "the prompt is empty; it must have at least one token"
-        for token in (min(prompt), max(prompt)):
+        for token in () if isinstance(prompt, Blank) else (min(prompt), max(prompt)):
             if not 0 <= token < self.vocab_size:
                 return f"token id {token} is not in the vocabulary of {self.vocab_size}"
         length = len(prompt)

@@ -9,6 +9,7 @@ from typing import Protocol
 from engine.clock import Clock
 from engine.colocated import ColocatedInstance
 from engine.config import EngineConfig
+from engine.convoy import Convoy
 from engine.decode import DecodeInstance, Decodes
 from engine.devices import Device
 from engine.executor import Executor, Forwards
@@ -16,6 +17,7 @@ from engine.output import Choice
 from engine.prefill import PrefillInstance, Prefills
 from engine.sampling import Sampled
 from engine.timeline import Timeline
+from engine.work import Stretch
 from kv.pool import Quota
 from kv.table import BlockTable
 from scheduling.placement import Disaggregated
@@ -33,7 +35,7 @@ class Owner(Protocol):
 
     def on_token(self, choice: Choice, sampled: Sampled, time: float) -> None: ...
 
-    def on_tokens(self, choices: Sequence[Choice], count: int, first: float, last: float) -> None: ...
+    def on_tokens(self, choice: Choice, count: int, stretches: Sequence[Stretch]) -> None: ...
 
     def on_refused(self, request: Request, error: str) -> None: ...
 
@@ -83,8 +85,8 @@ class Assembly:
         return PrefillInstance(prefills, executor, device.num_layers, self.timeline)
 
     def _decode(self, device: Device, quota: Quota) -> DecodeInstance:
-        decodes = self._decodes(device, quota, reserving=True)
         executor = self.make_executor(quota.name, self.config.threads()[1], self._forwards(device))
+        decodes = self._convoy(device, quota) if executor.repeats else self._decodes(device, quota, reserving=True)
         return DecodeInstance(quota.name, decodes, executor, device.num_layers, self.timeline)
 
     def _colocated(self, device: Device, quota: Quota) -> ColocatedInstance:
@@ -118,6 +120,10 @@ class Assembly:
     def _decodes(self, device: Device, quota: Quota, *, reserving: bool) -> Decodes:
         decodes = Decodes(device.cache, quota, self.config.max_batch, reserving=reserving)
         decodes.on_token = self.owner.on_token
-        decodes.on_tokens = self.owner.on_tokens
         decodes.on_failed = self.owner.on_failed
         return decodes
+
+    def _convoy(self, device: Device, quota: Quota) -> Convoy:
+        convoy = Convoy(device.cache, quota, self.config.max_batch)
+        convoy.on_tokens = self.owner.on_tokens
+        return convoy

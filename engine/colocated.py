@@ -278,7 +278,7 @@ class ColocatedInstance(Inbox[Event]):
             first=first,
             last=last,
             carried=passage.carried if passage else Carried(),
-            before=tuple(copy.run for copy in step.copies) if step else (),
+            before=step.moves if step else (),
         )
         level = Preempt.NEVER if step else self.prefills.scheduler.system.preempt
         drive = self.executor.prepare(self._ids, work, level)

@@ -38,7 +38,7 @@ class Counting:
             for layer, share in zip(sparse, used.double().mean(dim=1).tolist(), strict=True):
                 shares[layer] = share
         return self._count(
-            work, volume(work.decode), lambda first, last, _: sum(shares[first:last]) * self._experts.weight_bytes
+            work, work.decoded, lambda first, last, _: sum(shares[first:last]) * self._experts.weight_bytes
         )
 
     def expected(self, work: Work, steps: int = 1) -> Counters:
@@ -47,7 +47,7 @@ class Counting:
         def covered(first: int, last: int, rows: Volume) -> float:
             return sum(self._sparse[first:last]) * self._experts.weights_read(rows)
 
-        decode = volume(work.decode)
+        decode = work.decoded
         one = self._count(work, decode, covered)
         if steps == 1:
             return one

@@ -8,7 +8,7 @@ Steps are never parked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,13 +17,11 @@ from engine.inbox import Inbox
 from engine.output import Choice
 from engine.sampling import Sampled
 from engine.timeline import Kind, Timeline
-from engine.work import Computed, LazyParts, Move, Part, Work
+from engine.work import Computed, Move, Part, Repeated, Work
 from kv.cache import KVCache
 from kv.pool import Lease, Quota
 from kv.table import BlockTable
 from kv.transfer import copy_blocks
-from models.costs import Volume
-from scheduling.predictor import attention_pairs
 from scheduling.preempt import Preempt
 from scheduling.request import Request
 
@@ -48,54 +46,28 @@ class Copy:
     """Rows that must be moved before the next step reads or writes them; the lease keeps their source as it is."""
 
     request: Request
-    run: Move
+    move: Move
     lease: Lease
 
 
 @dataclass(frozen=True, slots=True)
-class StepParts(LazyParts):
-    """The rows of a step's choices."""
-
-    choices: Sequence[Choice]
-
-    def __len__(self) -> int:
-        return len(self.choices)
-
-    def __iter__(self) -> Iterator[Part]:
-        for choice in self.choices:
-            yield Part(choice.pending, choice.cached, choice.held.blocks, (choice.next_draw,))
-
-    @property
-    def volume(self) -> Volume:
-        rows = pairs = keys = 0.0
-        for choice in self.choices:
-            length = choice.length
-            rows += length - choice.cached
-            pairs += attention_pairs(choice.cached, length - choice.cached)
-            keys += length
-        return Volume(int(rows), pairs, keys, len(self.choices), len(self.choices))
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
-    """One token for each of `choices`, after `copies`. `repeats`: how many such steps are certain to see the same
-    choices, if nobody comes or leaves."""
+    """One token for each of `choices`, after `copies`; or, in a simulation, as many as `repeated` says."""
 
     choices: Sequence[Choice]
     copies: Sequence[Copy]
-    repeats: int
+    parts: tuple[Part, ...] = ()
+    repeated: Repeated | None = None
 
     @property
-    def parts(self) -> StepParts:
-        return StepParts(self.choices)
+    def moves(self) -> tuple[Move, ...]:
+        return tuple(copy.move for copy in self.copies)
 
 
 class Decodes:
     """Choices from admission to their last token: everything about decodes but the device.
 
-    `on_token(choice, sampled, time)` takes each token and sets `choice.finish` when it was the last one;
-    `on_tokens(choices, count, first, last)` those of several steps at once: `count` tokens 0 for each choice, evenly
-    spaced in time, which only a simulation gives.
+    `on_token(choice, sampled, time)` takes each token and sets `choice.finish` when it was the last one.
     `on_failed(request, error)` ends a request whose forward pass raised.
 
     Where blocks are not reserved (`reserving` false) and a choice finds none to grow into, the latest request gives its
@@ -107,7 +79,6 @@ class Decodes:
         self.reserving = reserving
         self.on_recompute: Callable[[Request], None]
         self.on_token: Callable[[Choice, Sampled, float], None]
-        self.on_tokens: Callable[[Sequence[Choice], int, float, float], None]
         self.on_failed: Callable[[Request, str], None]
         self._cache = cache
         self._max_batch = max_batch
@@ -213,8 +184,8 @@ class Decodes:
         copies, self._copies = self._copies, []
         for choice in choices:
             copies.extend(self._copy_on_write(choice))
-        repeats = min(choice.certain for choice in choices) if self.reserving else 1
-        self._stepping = Step(choices, copies, repeats)
+        parts = tuple(Part(c.pending, c.cached, c.held.blocks, (c.next_draw,)) for c in choices)
+        self._stepping = Step(choices, copies, parts)
         return self._stepping
 
     def put_back(self, step: Step) -> None:
@@ -223,23 +194,15 @@ class Decodes:
         self._copies[:0] = step.copies
 
     def finish_step(self, step: Step, computed: Computed, time: float) -> None:
-        """`time`: when the step, or the last of several, was done."""
+        """`time`: when it was done."""
         self._end_step()
         for copy in step.copies:
             copy.lease.release()
-        count = len(computed.decode[0])
-        for choice in step.choices:
-            choice.cached = choice.length + count - 1  # all but the last of its new tokens
+        for choice, (token,) in zip(step.choices, computed.decode, strict=True):
+            choice.cached = choice.length
             choice.token_at = time
-        going_on = [c for c in step.choices if c.finish is None and not c.request.state.terminal]
-        if count > 1:
-            assert computed.first_step is not None
-            self.on_tokens(going_on, count, computed.first_step, time)
-        else:
-            for choice, (token,) in zip(step.choices, computed.decode, strict=True):
-                if choice.finish is None and not choice.request.state.terminal:
-                    self.on_token(choice, token, time)
-        for choice in step.choices:
+            if choice.finish is None and not choice.request.state.terminal:
+                self.on_token(choice, token, time)
             if choice.finish is not None:
                 self._remove(choice)
 
@@ -338,15 +301,13 @@ class DecodeInstance(Inbox[Event]):
 
     def act(self, now: float) -> None:
         if self._step is not None:
-            if self._step.repeats > 1:  # somebody has come or left
+            if self._step.repeated is not None:  # somebody has come or left: let the step under way be the last
                 assert self._drive is not None
                 park(self._drive)
             return
         if (step := self.decodes.next_step()) is None:
             return
-        moves = tuple(copy.run for copy in step.copies)
-        work = Work(self._num_layers, decode=step.parts, before=moves, steps=step.repeats)
-        # Several steps run in one go end with the one under way, if asked to park; one step alone is never parked.
+        work = Work(self._num_layers, decode=step.parts, repeated=step.repeated, before=step.moves)
         drive = self.executor.prepare(self._ids, work, Preempt.SLICE)
         self._step, self._drive = step, drive
         self._ids += 1

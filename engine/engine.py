@@ -30,9 +30,11 @@ from engine.executor import Executor, Forwards, ThreadExecutor
 from engine.forward import LanguageModel
 from engine.output import Choice, Finish, LiveRequest, Output
 from engine.prefill import PrefillInstance
+from engine.prompt import Blank
 from engine.proxy import Handover, Proxy
 from engine.sampling import Sampled
 from engine.timeline import Kind, Timeline
+from engine.work import Stretch
 from kv.table import BlockTable
 from scheduling.placement import Disaggregated
 from scheduling.request import SLO, Request, Sampling, State
@@ -146,7 +148,7 @@ class Engine:
         sampling = sampling or Sampling()
         request = LiveRequest(
             next(self._ids),
-            tuple(prompt),
+            prompt if isinstance(prompt, Blank) else tuple(prompt),
             sampling,
             self.config.default_slo if slo is None else slo,
             arrival=self.clock.now(),
@@ -160,7 +162,8 @@ class Engine:
             self._end(request, State.REFUSED, Kind.REFUSED, error=why_not)
             raise Refused(why_not)
         room = self.max_model_len - len(request.prompt)
-        request.sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        if sampling.max_tokens > room:
+            request.sampling = replace(sampling, max_tokens=room)
         self.proxy.submit(request)
         return request
 
@@ -221,21 +224,16 @@ class Engine:
         self._take(choice, sampled)
         self._finish_if_complete(self._live[choice.request.id])
 
-    def on_tokens(self, choices: Sequence[Choice], count: int, first: float, last: float) -> None:
-        """`count` tokens 0 for each choice, from a simulation; none of them ends a choice but by its number."""
-        named = [(choice.request, choice.index) for choice in choices]
-        self.timeline.record(Kind.TOKENS, time=last, choices=named, count=count, first=first)
-        tokens = [0] * count
-        for choice in choices:
-            choice.tokens.extend(tokens)
-            if len(choice.tokens) >= choice.request.sampling.max_tokens:
-                choice.finish = "length"
-            live = self._live[choice.request.id]
-            if live.outputs is not None:
-                for left in reversed(range(count)):
-                    live.tell(Output(choice.index, 0, finish=None if left else choice.finish))
-            if choice.finish is not None:
-                self._finish_if_complete(live)
+    def on_tokens(self, choice: Choice, count: int, stretches: Sequence[Stretch]) -> None:
+        """The last `count` tokens of a choice, from a simulation: all of them 0."""
+        live = self._live[choice.request.id]
+        self.timeline.record(Kind.TOKENS, request=live, index=choice.index, stretches=stretches)
+        choice.tokens.extend([0] * count)
+        choice.finish = "length"
+        if live.outputs is not None:
+            for left in reversed(range(count)):
+                live.tell(Output(choice.index, 0, finish=None if left else choice.finish))
+        self._finish_if_complete(live)
 
     def _take(self, choice: Choice, sampled: Sampled) -> None:
         """Append one token, decide whether it was the last, and send it to the client."""

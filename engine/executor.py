@@ -78,9 +78,13 @@ class Drive:
 
 
 class Executor(Protocol):
-    """One device's thread of work. Called on the loop thread; `on_reply` is called there too."""
+    """One device's thread of work. Called on the loop thread; `on_reply` is called there too.
+
+    `repeats`: whether it runs repeated decode steps in one go. Only a simulation can: it need not look at tokens.
+    """
 
     on_reply: OnReply
+    repeats: bool
 
     def prepare(self, drive: int, work: Work, preempt: Preempt) -> Drive:
         """A drive over `work` that may be parked at the level `preempt`; nothing runs yet."""
@@ -106,7 +110,6 @@ class Forwards:
     counting: Counting | None = None
 
     def drive(self, drive: int, work: Work, gate: Gate) -> Drive:
-        work = work.snapshot()
         crossed = range(work.first_crossed, work.first_crossed + work.layers_crossed)
         boundaries = sum(len(self.model.layer_operators(layer)) for layer in crossed)
         return Drive(drive, forward(self.model, self.cache, work, gate, self.counting), gate, boundaries, work)
@@ -138,6 +141,8 @@ def drive_on(drive: Drive, clock: Clock) -> Reply:
 
 class ThreadExecutor:
     """The live executor: one thread with its own share of the cores, and on CUDA its own stream."""
+
+    repeats = False
 
     def __init__(self, name: str, clock: Clock, forwards: Forwards, *, threads: int = 1, run_ahead: int = 1) -> None:
         if threads < 1:

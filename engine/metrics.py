@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from operator import mul
 
 from engine.timeline import TERMINAL, Event, Kind
+from engine.work import Stretch
 from scheduling.request import SLO, Request
 
 
@@ -170,17 +171,18 @@ class _Live:
     gaps: array[float] = field(default_factory=lambda: array("d"))
     counts: array[int] = field(default_factory=lambda: array("l"))
 
-    def add_tokens(self, index: int, count: int, first: float, last: float) -> None:
-        """`count` tokens of one choice, evenly spaced from `first` to `last`."""
+    def add_tokens(self, index: int, stretches: Iterable[Stretch]) -> None:
+        """The next tokens of one choice."""
         before = self.last.get(index, self.first_token)
-        if before is not None:
-            self.gaps.append(first - before)
-            self.counts.append(1)
-        if count > 1:
-            self.gaps.append((last - first) / (count - 1))
-            self.counts.append(count - 1)
-        self.last[index] = last
-        self.tokens += count
+        for first, last, count in stretches:
+            if before is not None:
+                self.gaps.append(first - before)
+                self.counts.append(1)
+            if count > 1:
+                self.gaps.append((last - first) / (count - 1))
+                self.counts.append(count - 1)
+            before = self.last[index] = last
+            self.tokens += count
 
     def row(self, finish: Kind | None, ended: float | None) -> Row:
         request, gaps, counts = self.request, self.gaps, self.counts
@@ -235,16 +237,13 @@ class RequestRows:
             live.first_token = event.time
             live.tokens += request.sampling.n
         elif event.kind is Kind.TOKEN:
-            live.add_tokens(event.data["index"], 1, event.time, event.time)
+            live.add_tokens(event.data["index"], (Stretch(event.time, event.time, 1),))
+        elif event.kind is Kind.TOKENS:
+            live.add_tokens(event.data["index"], event.data["stretches"])
 
     def _on_drive(self, event: Event) -> None:
         drive = (event.instance, event.drive)
         match event.kind:
-            case Kind.TOKENS:
-                count, first = event.data["count"], event.data["first"]
-                for request, index in event.data["choices"]:
-                    if (live := self._live.get(request.id)) is not None:
-                        live.add_tokens(index, count, first, event.time)
             case Kind.STARTED:
                 self._cohorts[drive] = event.data["requests"]
             case Kind.PARK_REQUESTED:

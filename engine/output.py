@@ -51,12 +51,6 @@ class Choice:
         return self.tokens[self.cached - len(self.request.prompt) :]
 
     @property
-    def certain(self) -> int:
-        """How many more decode steps it takes part in, whatever its tokens turn out to be; at least the next one."""
-        sampling = self.request.sampling
-        return max(1, sampling.max_tokens - len(self.tokens)) if sampling.ignore_eos else 1
-
-    @property
     def held(self) -> BlockTable:
         """Its block table. Only for choices that a decode instance has taken over."""
         assert self.table is not None

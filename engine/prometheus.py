@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.engine import Engine
 from engine.timeline import TERMINAL, Event, Kind
+from engine.work import Stretch
 from scheduling.request import Request, State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -86,26 +87,25 @@ class PrometheusMetrics:
                 self._generated_tokens += request.sampling.n
                 live.first_token = event.time
             case Kind.TOKEN:
-                self._on_tokens(live, event.data["index"], 1, event.time, event.time)
+                self._on_tokens(live, event.data["index"], (Stretch(event.time, event.time, 1),))
+            case Kind.TOKENS:
+                self._on_tokens(live, event.data["index"], event.data["stretches"])
             case kind if kind in TERMINAL:
                 self._outcomes[kind] += 1
                 del self._live[request.id]
 
-    def _on_tokens(self, live: _Live, index: int, count: int, first: float, last: float) -> None:
-        """`count` tokens of one choice, evenly spaced from `first` to `last`."""
-        self._tbt.observe(first - live.last_token.get(index, live.first_token))
-        if count > 1:
-            self._tbt.observe((last - first) / (count - 1), count - 1)
-        self._generated_tokens += count
-        live.last_token[index] = last
+    def _on_tokens(self, live: _Live, index: int, stretches: Iterable[Stretch]) -> None:
+        """The next tokens of one choice."""
+        for first, last, count in stretches:
+            self._tbt.observe(first - live.last_token.get(index, live.first_token))
+            if count > 1:
+                self._tbt.observe((last - first) / (count - 1), count - 1)
+            self._generated_tokens += count
+            live.last_token[index] = last
 
     def _on_drive(self, event: Event) -> None:
         drive = (event.instance, event.drive)
         match event.kind:
-            case Kind.TOKENS:
-                for request, index in event.data["choices"]:
-                    if (live := self._live.get(request.id)) is not None:
-                        self._on_tokens(live, index, event.data["count"], event.data["first"], event.time)
             case Kind.PARK_REQUESTED:
                 self._park_requested[drive] = event.time
             case Kind.PARKED:

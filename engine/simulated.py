@@ -17,7 +17,7 @@ from engine.executor import Drive, Finished, OnReply, Parked
 from engine.gate import Gate
 from engine.sampling import Sampled
 from engine.virtual import VirtualLoop
-from engine.work import Computed, Work, volume
+from engine.work import Computed, Repeated, Stretch, Work, volume
 from models.costs import Volume
 from scheduling.preempt import Preempt
 
@@ -97,13 +97,15 @@ class SimulatedDrive(Drive):
 class SimulatedExecutor:
     """One device, real or a group under tensor parallelism, on which `timing` says how long things take."""
 
+    repeats = True
+
     def __init__(self, loop: VirtualLoop, timing: Timing) -> None:
         self.on_reply: OnReply = lambda reply: None
         self._loop = loop
         self._timing = timing
 
     def prepare(self, drive: int, work: Work, preempt: Preempt) -> SimulatedDrive:
-        course = self._steps(work) if work.steps > 1 else self._course(work)
+        course = self._course(work) if work.repeated is None else self._steps(work, work.repeated)
         boundaries = 1 if isinstance(course, Steps) else course.boundaries
         gate = SimulatedGate(preempt)
         prepared = SimulatedDrive(drive, None, gate, boundaries, work, course=course, now=self._loop.now)
@@ -129,7 +131,7 @@ class SimulatedExecutor:
 
     def _course(self, work: Work) -> Course:
         timing = self._timing
-        prefill, decode = volume(work.prefill), volume(work.decode)
+        prefill, decode = volume(work.prefill), work.decoded
         both = prefill + decode
         legs: list[Leg] = []
         if work.decode:
@@ -141,11 +143,13 @@ class SimulatedExecutor:
         before = self._moves(work) + timing.before(both)
         return Course(before, tuple(legs), timing.after(both))
 
-    def _steps(self, work: Work) -> Steps:
-        first = volume(work.decode)
+    def _steps(self, work: Work, repeated: Repeated) -> Steps:
+        first, last = repeated.volume, repeated.volume.later(repeated.steps - 1)
         step = pass_seconds(self._timing, work.layers, first)
-        last = pass_seconds(self._timing, work.layers, first.later(work.steps - 1))
-        return Steps(self._moves(work), step, (last - step) / (work.steps - 1), work.steps)
+        growth = 0.0
+        if repeated.steps > 1:
+            growth = (pass_seconds(self._timing, work.layers, last) - step) / (repeated.steps - 1)
+        return Steps(self._moves(work), step, growth, repeated.steps)
 
     def _moves(self, work: Work) -> float:
         return sum(self._timing.hand_over(move.handed_over) for move in work.before if move.handed_over)
@@ -185,10 +189,9 @@ class SimulatedExecutor:
         began = drive.since
         drive.since, drive.timer = None, None
         drive.gate.passed = drive.boundaries
-        count, first_step = 1, None
+        prefill = tuple((_TOKEN,) * len(part.draws) for part in work.prefill)
+        decode = tuple((_TOKEN,) * len(part.draws) for part in work.decode)
+        stretch = None
         if isinstance(drive.course, Steps):
-            count = drive.course.count if steps is None else steps
-            first_step = began + drive.course.end_of(1)
-        tokens = (_TOKEN,) * count
-        prefill = [(_TOKEN,) * len(part.draws) for part in work.prefill]
-        self.on_reply(Finished(drive.id, now, Computed(prefill, [tokens] * len(work.decode), first_step)))
+            stretch = Stretch(began + drive.course.end_of(1), now, drive.course.count if steps is None else steps)
+        self.on_reply(Finished(drive.id, now, Computed(prefill, decode, stretch)))

@@ -39,6 +39,8 @@ class SteppingGate(Gate):
 class SteppingExecutor:
     """`cost(operator, rows)` says how many virtual seconds an operator takes."""
 
+    repeats = False
+
     def __init__(self, loop: VirtualLoop, forwards: Forwards, cost: Cost) -> None:
         self.on_reply: OnReply = lambda reply: None
         self._forwards = forwards

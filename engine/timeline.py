@@ -23,9 +23,7 @@ class Kind(StrEnum):
     DECODING = "decoding"  # admitted by a decode instance
     TOKEN = "token"  # data: index (which of n choices); the first token is a FIRST_TOKEN event only
     RECOMPUTED = "recomputed"  # its blocks were given up to an older request; its prefill starts over
-    # Of a simulated decode instance, which runs several steps in one go. No request of its own; data: choices (request,
-    # index), count (tokens of each), first (when they had the first of them; the last came at the event's time, and
-    # they are evenly spaced).
+    # All later tokens of a choice in one go, from a simulated decode instance; data: index, stretches (engine/work.py).
     TOKENS = "tokens"
     FINISHED = "finished"  # terminal; data: reason "stop" | "length"
     ABORTED = "aborted"  # terminal

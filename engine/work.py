@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from engine.counters import Counters
 from engine.sampling import Draw, Sampled
@@ -26,21 +25,8 @@ class Part:
     draws: tuple[Draw, ...] = ()
 
 
-class LazyParts(Collection[Part], ABC):
-    """Parts that are made when they are asked for; a simulation asks only for their volume."""
-
-    @property
-    @abstractmethod
-    def volume(self) -> Volume: ...
-
-    def __contains__(self, part: object) -> bool:
-        return part in tuple(self)
-
-
-def volume(parts: Collection[Part]) -> Volume:
+def volume(parts: Sequence[Part]) -> Volume:
     """How much these parts are to compute, and the reading of K and V that it takes."""
-    if isinstance(parts, LazyParts):
-        return parts.volume
     total = Volume()
     for part in parts:
         total += Volume.of(part.context, len(part.tokens), 1 if part.draws else 0)
@@ -67,6 +53,23 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeated:
+    """Up to `steps` decode steps one after the other, of which only the size is told: `volume` is the first one's, and
+    each sequence grows by one token a step."""
+
+    volume: Volume
+    steps: int
+
+
+class Stretch(NamedTuple):
+    """`steps` decode steps, evenly spaced: when the first and when the last was done, on the engine's clock."""
+
+    first: float
+    last: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """Decode rows cross all `layers`, prefill rows the layers [first, last).
 
@@ -74,22 +77,22 @@ class Work:
     the prefill's layers end before the model's, `carried` takes the hidden state to the cohort's next slice. `before`
     runs first: copies of blocks (hand-over from another device, copy-on-write).
 
-    `steps`: how many decode steps would see the same choices, if run one after the other. An executor may run them in
-    one go (the simulated one does), or just the first.
+    In a simulation `repeated` may stand in place of decode parts.
     """
 
     layers: int
     prefill: tuple[Part, ...] = ()
-    decode: Collection[Part] = ()
+    decode: tuple[Part, ...] = ()
+    repeated: Repeated | None = None
     first: int = 0
     last: int = 0
     carried: Carried = field(default_factory=Carried)
     before: tuple[Move, ...] = ()
-    steps: int = 1
 
-    def snapshot(self) -> Work:
-        """The same work with every part made, for another thread: lazy ones read what the loop thread changes."""
-        return replace(self, decode=tuple(self.decode))
+    @property
+    def decoded(self) -> Volume:
+        """Of the decode rows, in the first step if there are several."""
+        return volume(self.decode) if self.repeated is None else self.repeated.volume
 
     @property
     def rows(self) -> int:
@@ -108,20 +111,17 @@ class Work:
     @property
     def layers_crossed(self) -> int:
         """Layers that the pass runs one after the other, each with its gates."""
-        return self.layers if self.decode else self.last - self.first
+        return self.layers if self.decode or self.repeated else self.last - self.first
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a drive gives back: the draws of each part, in the order of the work; for a decode part, one for each step.
+    """What a drive gives back: the draws of each part, in the order of the work, or the repeated steps that were done.
+    `counters`: where the executor was asked to count."""
 
-    `first_step`: when the first of several decode steps was done, in seconds on the engine's clock. They are evenly
-    spaced, and the last ends with the drive. `counters`: where the executor was asked to count.
-    """
-
-    prefill: Sequence[tuple[Sampled, ...]]
-    decode: Sequence[tuple[Sampled, ...]]
-    first_step: float | None = None
+    prefill: tuple[tuple[Sampled, ...], ...]
+    decode: tuple[tuple[Sampled, ...], ...]
+    stretch: Stretch | None = None
     counters: Counters | None = None
 
     @property

@@ -23,10 +23,10 @@ from engine.sampling import Draw
 from engine.simulated import SimulatedExecutor
 from engine.stepping import SteppingExecutor
 from engine.virtual import VirtualLoop
-from engine.work import Computed, Part, Work
+from engine.work import Computed, Part, Repeated, Stretch, Work
 from kv.cache import KVCache
 from models.batch import Batch
-from models.costs import model_costs
+from models.costs import Volume, model_costs
 from scheduling.preempt import Preempt
 from scheduling.request import Sampling
 
@@ -143,7 +143,7 @@ def test_parts_that_draw_nothing_get_nothing(run: Callable[[Check], None]) -> No
     async def check(rig: Rig) -> None:
         rig.executor.start(rig.prefill(Preempt.OPERATOR, 5, draws=()))
         reply = await rig.reply()
-        assert isinstance(reply, Finished) and [*reply.value.prefill] == [()]
+        assert isinstance(reply, Finished) and reply.value.prefill == ((),)
 
     run(check)
 
@@ -254,24 +254,48 @@ def test_a_request_that_comes_too_late_is_answered_by_the_end(run: Callable[[Che
     run(check)
 
 
-def test_decode_steps_give_each_part_a_token_a_step(run: Callable[[Check], None]) -> None:
+def test_a_decode_step_gives_each_part_its_token(run: Callable[[Check], None]) -> None:
     async def check(rig: Rig) -> None:
         prefill = rig.prefill(Preempt.NEVER, 5, 6)
         rig.executor.start(prefill)
         await rig.reply()
         decode = tuple(Part([1], 5 + i, tuple(range(4 * i, 4 * i + 4)), DRAW) for i in range(2))
-        drive = rig.prepare(Work(LAYERS, decode=decode, steps=3), Preempt.SLICE)
-        began = rig.loop.time()
-        rig.executor.start(drive)
+        rig.executor.start(rig.prepare(Work(LAYERS, decode=decode), Preempt.SLICE))
         reply = await rig.reply()
         assert isinstance(reply, Finished)
-        computed = reply.value
-        steps = {len(tokens) for tokens in computed.decode}
-        assert len(computed.decode) == 2 and not computed.prefill and len(steps) == 1
-        assert steps <= {1, 3}  # all of them in one go, or just the first
-        assert (computed.first_step is not None) == (steps == {3})
-        if computed.first_step is not None:
-            assert began < computed.first_step < reply.time
+        assert not reply.value.prefill and [len(draws) for draws in reply.value.decode] == [1, 1]
+        assert reply.value.stretch is None
+
+    run(check)
+
+
+def test_repeated_steps_end_with_the_last_or_with_the_one_under_way(run: Callable[[Check], None]) -> None:
+    if run.kind != "simulated":  # type: ignore[attr-defined]
+        pytest.skip("it looks at every token, and so runs one step at a time: `repeats` is false")
+
+    async def check(rig: Rig) -> None:
+        assert rig.executor.repeats
+        ten = Repeated(Volume(rows=3, pairs=300, keys=300, sequences=3, drawn=3), steps=10)
+
+        async def steps(wait: float | None) -> Stretch:
+            drive = rig.prepare(Work(LAYERS, repeated=ten), Preempt.SLICE)
+            began = rig.loop.time()
+            rig.executor.start(drive)
+            if wait is not None:
+                await asyncio.sleep(wait)
+                park(drive)
+            reply = await rig.reply()
+            assert isinstance(reply, Finished) and reply.value.stretch is not None
+            first, last, count = reply.value.stretch
+            assert reply.time == last
+            return Stretch(first - began, last - began, count)
+
+        whole = await steps(None)
+        assert whole.steps == 10
+        step = whole.first
+        assert await steps(0.5 * step) == pytest.approx((step, step, 1))
+        first, last, count = await steps(3.5 * step)
+        assert count == 4 and first == pytest.approx(step) and 3.5 * step < last < 4.5 * step
 
     run(check)
 

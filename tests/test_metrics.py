@@ -7,6 +7,7 @@ from timeline_helpers import Recorder, make, pull_over
 
 from engine.metrics import RequestRows, Row, Spread, percentile, percentile_of_counts, summarise
 from engine.timeline import Kind
+from engine.work import Stretch
 from scheduling.request import SLO
 
 
@@ -106,9 +107,9 @@ def test_tokens_in_one_go_fold_like_tokens_one_by_one():
     recorder = Recorder(in_one_go)
     recorder.at(0.0, Kind.ARRIVED, request)
     recorder.at(1.0, Kind.FIRST_TOKEN, request)
-    recorder.at(1.5, Kind.TOKENS, drive=100, choices=((request, 0),), count=1, first=1.5)
     last = 1.75 + 0.125 * 149
-    recorder.at(last, Kind.TOKENS, drive=100, choices=((request, 0),), count=150, first=1.75)
+    stretches = (Stretch(1.5, 1.5, 1), Stretch(1.75, last, 150))
+    recorder.at(last, Kind.TOKENS, request, index=0, stretches=stretches)
     recorder.at(last, Kind.FINISHED, request, reason="stop")
     assert in_one_go.rows == one_by_one.rows
 
