@@ -82,6 +82,7 @@ class Operator:
     bytes_per_key: float = 0.0  # K and V read
     reduced_bytes_per_row: float = 0.0  # of the all-reduce behind it
     kernels: int = 1  # launches
+    grouped: bool = False  # one matrix product for many weights, each with rows of its own
     coverage: Callable[[float], float] = whole
 
     def flops(self, volume: Volume) -> float:
@@ -191,6 +192,7 @@ def _experts(hidden: int, moe: MoEConfig, tp: int, itemsize: int, reduced: int) 
             weight_bytes=moe.num_experts * expert * itemsize,
             bytes_per_row=k * (2 * hidden + 6 * inner) * itemsize,
             kernels=3,  # product, SwiGLU, product
+            grouped=True,
             coverage=partial(coverage, moe),
         ),
         Operator(

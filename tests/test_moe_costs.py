@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.calibration import QWEN3_30B_ON_H100, chunk_seconds, fit_chunks
+from engine.hardware import DEVICES
 from models.architectures import ARCHITECTURES
 from models.config import ModelConfig
 from models.costs import Operator, Volume, model_costs
@@ -83,3 +85,35 @@ def test_ranks_share_every_expert_and_sum_the_hidden_state_behind_them() -> None
     assert ranks.weights_read(volume) == pytest.approx(alone.weights_read(volume) / 2)
     assert operator(QWEN3, "combine").reduced_bytes_per_row == 0
     assert operator(QWEN3, "combine", tp=2).reduced_bytes_per_row == 2 * 2048
+
+
+# On a device
+
+
+def test_two_h100_are_fitted_to_chunked_prefills_of_layered_prefills_figure_2() -> None:
+    costs, kept = model_costs(QWEN3, tp=2), DEVICES["h100-80g-nano-vllm"]
+    for chunk, (experts, others) in QWEN3_30B_ON_H100.items():
+        ours = chunk_seconds(costs, kept, chunk)
+        assert ours == pytest.approx((experts, others), rel=0.04)
+        assert sum(ours) == pytest.approx(experts + others, rel=0.04)
+    fitted = fit_chunks(costs, kept, QWEN3_30B_ON_H100)
+    for name in ("launch", "step", "grouped_efficiency", "attention_efficiency", "bandwidth_efficiency"):
+        assert getattr(fitted, name) == pytest.approx(getattr(kept, name), rel=0.01)
+
+
+def test_grouped_products_have_an_efficiency_of_their_own() -> None:
+    device = DEVICES["h100-80g"]
+    experts, volume = operator(QWEN3, "experts"), Volume(rows=100_000)
+    assert device.seconds(experts, volume) == pytest.approx(
+        experts.flops(volume) / (989e12 * device.grouped_efficiency)
+    )
+    with pytest.raises(ValueError, match="grouped_efficiency must be above 0 and at most 1, got 0"):
+        replace(device, grouped_efficiency=0)
+
+
+def test_decodes_replayed_as_a_graph_take_no_launches() -> None:
+    device = replace(DEVICES["h100-80g-nano-vllm"], launch=1.0)
+    router = operator(QWEN3, "router")
+    assert device.seconds(router, Volume(rows=4, sequences=4)) < 0.001
+    assert device.seconds(router, Volume(rows=4, sequences=1)) == 3.0
+    assert replace(device, decode_launch=0.5).seconds(router, Volume(rows=4, sequences=4)) == 1.5
