@@ -45,7 +45,8 @@ def items(of: Callable[[str], T]) -> Callable[[str], list[T]]:
     return parse
 
 
-def name(text: str) -> str:
+def nonempty(text: str) -> str:
+    """An argparse type: anything but nothing."""
     if not text:
         raise argparse.ArgumentTypeError("an empty name")
     return text

@@ -20,6 +20,7 @@ LATE: Final = "#D55E00"
 BLUE, ORANGE, GREEN, PINK, SKY, YELLOW = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442"
 SEQUENCE: Final = (BLUE, ORANGE, GREEN, PINK, LATE, SKY, INK)
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")  # so that a line is told apart without its colour too
+LINES: Final = ("-", "--", "-.", ":")
 
 # By type of request, everywhere.
 TYPES: Final = {"text": BLUE, "image": PINK, "search": ORANGE, "file": GREEN, "arxiv": GREEN, "sharegpt": SKY}

@@ -16,13 +16,11 @@ import csv
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from itertools import pairwise
-from math import isfinite, nan
 from pathlib import Path
-from re import compile
 from typing import Any, Final
 
+from examples.trace_fields import Place, TraceError
 from scheduling.request import SLO
 
 # Column names by what they mean, the first one found is read.
@@ -34,17 +32,6 @@ OUTPUTS: Final = ("output_len", "GeneratedTokens", "output", "num_decode_tokens"
 COARSE: Final = ("t_ms", "t_s_est")
 
 QWEN_BLOCK, MOONCAKE_BLOCK = 16, 512  # tokens
-
-_DATE = compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(?:Z|[+-]\d\d:\d\d)?")
-_ORIGIN = datetime(2020, 1, 1)  # near enough that seconds since then still tell 100 nanoseconds apart
-
-
-class TraceError(ValueError):
-    """What is wrong, and where. `field` may be empty, where a whole line or file is meant."""
-
-    def __init__(self, path: Path, line: int, field: str, problem: str) -> None:
-        place = f"{path}, line {line}" + (f", {field}" if field else "")
-        super().__init__(f"{place}: {problem}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +143,7 @@ def _read_csv(path: Path, file: Iterator[str]) -> _Read:
             problem = f"no column for {meaning} tokens: expected one of {', '.join(names)}"
             raise TraceError(path, 1, names[0], problem)
 
-    def parse(fields: dict[str, str], at: _Place) -> Row:
+    def parse(fields: dict[str, str], at: Place) -> Row:
         return Row(
             prompt_tokens=at.tokens(prompt, fields[prompt]),
             output_tokens=at.tokens(output, fields[output]),
@@ -165,7 +152,7 @@ def _read_csv(path: Path, file: Iterator[str]) -> _Read:
             slo=at.slo(fields.get("slo"), fields.get("tbt")) if "slo" in columns or "tbt" in columns else None,
         )
 
-    rows = [(reader.line_num, parse(fields, _Place(path, reader.line_num))) for fields in reader]
+    rows = [(reader.line_num, parse(fields, Place(path, reader.line_num))) for fields in reader]
     return _Read(rows, time, time in COARSE)
 
 
@@ -179,7 +166,7 @@ def _read_jsonl(path: Path, file: Iterator[str], keep_history: bool) -> _Read:
     for line, text in enumerate(file, 1):
         if not text.strip():
             continue
-        at = _Place(path, line)
+        at = Place(path, line)
         try:
             fields = json.loads(text)
         except ValueError as error:
@@ -210,67 +197,3 @@ def _without_history(row: Row, blocks: int) -> Row:
     """The row with only the blocks that its parent did not have; at least one block, however the hashes count."""
     new = max(1, len(row.blocks) - blocks)
     return replace(row, prompt_tokens=new * QWEN_BLOCK, blocks=row.blocks[-new:])
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a value stands: what its errors name."""
-
-    path: Path
-    line: int
-
-    def error(self, field: str, problem: str) -> TraceError:
-        return TraceError(self.path, self.line, field, problem)
-
-    def field(self, fields: Mapping[str, Any], name: str) -> Any:
-        if name not in fields:
-            raise self.error(name, "missing")
-        return fields[name]
-
-    def number(self, field: str, value: Any) -> float:
-        if value in (None, ""):
-            raise self.error(field, "missing")
-        try:
-            number = nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            number = nan
-        if not isfinite(number):
-            raise self.error(field, f"{value!r} is not a number")
-        return number
-
-    def tokens(self, field: str, value: Any) -> int:
-        number = self.number(field, value)
-        if number != int(number) or number < 1:
-            raise self.error(field, f"{value} is not a number of tokens, at least 1")
-        return int(number)
-
-    def seconds(self, field: str, value: Any) -> float:
-        """Seconds since some moment, the same for the whole file."""
-        if field == "TIMESTAMP":
-            date = _DATE.fullmatch(str(value).strip())
-            if date is None:
-                raise self.error(field, f"{value!r} is not a date such as 2023-11-16 18:15:46.6805900")
-            return (datetime.fromisoformat(date[1]) - _ORIGIN).total_seconds() + float(date[2] or 0)
-        number = self.number(field, value)
-        if number < 0:
-            raise self.error(field, f"{value} is negative")
-        return number / 1000 if field == "t_ms" else number
-
-    def text(self, field: str, value: Any) -> str:
-        if not isinstance(value, str) or not value:
-            raise self.error(field, f"{value!r} is not a name")
-        return value
-
-    def slo(self, ttft: str | None, tbt: str | None) -> SLO:
-        targets: dict[str, float | None] = {"slo": None, "tbt": None}
-        for field, value in (("slo", ttft), ("tbt", tbt)):
-            if value:
-                targets[field] = number = self.number(field, value)
-                if number <= 0:
-                    raise self.error(field, f"{value} is not a target in seconds, above 0")
-        return SLO(ttft=targets["slo"], tbt=targets["tbt"])
-
-    def hashes(self, value: Any) -> tuple[int, ...]:
-        if not isinstance(value, list) or not all(type(each) is int for each in value):
-            raise self.error("hash_ids", "not a list of whole numbers")
-        return tuple(value)

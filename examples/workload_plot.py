@@ -22,7 +22,7 @@ def plot(arrivals: Sequence[Arrival], name: str) -> bytes:
     found = sorted({arrival.label for arrival in arrivals}, key=lambda label: (*_place(label), label))
     colours = colour_of(found)
     figure = plt.figure(figsize=(12, 4.8), layout="constrained")
-    left, right = np.ravel(figure.subfigures(1, 2, width_ratios=(1, 1.55)))
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.55))  # type: ignore[misc]
     rows = left.subplots(len(found), 1, sharex=True, squeeze=False)[:, 0]
     longest = max(arrival.prompt_tokens for arrival in arrivals)
     shortest = min(arrival.prompt_tokens for arrival in arrivals)
