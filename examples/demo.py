@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -21,10 +20,12 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.metrics import RequestRows, Results, Summary
+from engine.metrics import RequestRows
 from engine.profile import load_or_measure
+from engine.timeline import Kind
 from engine.trace import ChromeTrace
 from examples.arrivals import Arrival, scaled
+from examples.demo_report import Outcome, show_progress, table
 from examples.driving import run
 from examples.history import History
 from examples.open_loop import replay
@@ -40,6 +41,7 @@ SYSTEMS = ("distserve", "flowprefill-layer", "flowprefill")
 OUTPUT_SCALE, MAX_OUTPUT = 0.25, 64
 KV_BYTES = 1 << 30  # of each engine: ample for a workload of this size
 CALIBRATION_REQUESTS = 12
+MOST_SLOWDOWN = 1.25  # of prefills during a run, against the calibration before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +98,7 @@ async def calibrate(engine: Engine, predictor: Predictor, arrivals: Sequence[Arr
     await engine.start()
     await replay(engine, burst, drain_seconds=60.0)
     await engine.stop()
-    prefills = [drive for drive in history.drives if drive.kind == "prefill"]
-    measured = sum(drive.end - drive.start for drive in prefills)
-    predicted = sum(predictor([(0, len(history.requests[id].prompt)) for id in drive.requests]) for drive in prefills)
-    slower = measured / predicted
+    slower = slowdown(history, predictor)
     return replace(
         predictor,
         per_step=predictor.per_step * slower,
@@ -108,13 +107,16 @@ async def calibrate(engine: Engine, predictor: Predictor, arrivals: Sequence[Arr
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one system made of the scenario."""
-
-    system: str
-    results: Results
-    history: History
+def slowdown(history: History, predictor: Predictor) -> float:
+    """Seconds on the executor over those predicted, of the prefills that were completed; 1 if none was."""
+    done = {drive.drive for drive in history.drives if drive.kind == "prefill" and drive.until is Kind.COMPLETED}
+    measured = predicted = 0.0
+    for drive in history.drives:
+        if drive.kind == "prefill" and drive.drive in done and not drive.parked:
+            measured += drive.end - drive.start
+            if drive.until is Kind.COMPLETED:
+                predicted += predictor([(0, len(history.requests[id].prompt)) for id in drive.requests])
+    return measured / predicted if predicted else 1.0
 
 
 async def serve(system: str, model: Model, predictor: Predictor, scenario: Scenario, folder: Path) -> Outcome:
@@ -132,7 +134,7 @@ async def serve(system: str, model: Model, predictor: Predictor, scenario: Scena
     await asyncio.gather(showing, return_exceptions=True)
     await engine.stop()
     trace.close()
-    return Outcome(system, rows.results(), history)
+    return Outcome(system, rows.results(), history, slowdown(history, predictor))
 
 
 async def warm_up(engine: Engine) -> None:
@@ -140,64 +142,6 @@ async def warm_up(engine: Engine) -> None:
     request = engine.submit([0] * 64, sampling=Sampling(max_tokens=4, ignore_eos=True), slo=SLO())
     async for _ in engine.stream(request):
         pass
-
-
-async def show_progress(system: str, rows: RequestRows, total: int, now: Callable[[], float]) -> None:
-    """One line that keeps changing on a terminal; on anything else, a line every ten seconds."""
-    began, terminal = now(), sys.stdout.isatty()
-    try:
-        while True:
-            if terminal:
-                print("\r" + progress_line(system, rows, total, now() - began), end="", flush=True)
-            await asyncio.sleep(0.25 if terminal else 10.0)
-            if not terminal:
-                print(progress_line(system, rows, total, now() - began), flush=True)
-    finally:
-        print("\r" * terminal + progress_line(system, rows, total, now() - began), flush=True)
-
-
-def progress_line(system: str, rows: RequestRows, total: int, seconds: float) -> str:
-    done, met = len(rows.rows), sum(row.meets_ttft is True for row in rows.rows)
-    bar = "#" * (24 * done // total)
-    return f"{system:<18} [{bar:<24}] {done:>4}/{total} done, {met:>4} first tokens in time, {seconds:>4.0f} s"
-
-
-def table(outcomes: Sequence[Outcome]) -> str:
-    """Systems as columns, figures as rows."""
-    totals = [outcome.results.total for outcome in outcomes]
-    blocking = [outcome.results.blocking for outcome in outcomes]
-    labels = sorted(outcomes[0].results.labels, key=lambda label: -outcomes[0].results.labels[label].n)
-
-    def row(name: str, cells: Sequence[str]) -> str:
-        return f"{name:<28}" + "".join(f"{cell:>19}" for cell in cells)
-
-    def seconds(pick: Callable[[Summary], float | None]) -> list[str]:
-        return ["-" if (value := pick(total)) is None else f"{value:.2f} s" for total in totals]
-
-    def milliseconds(values: Sequence[float | None]) -> list[str]:
-        return ["-" if value is None else f"{value * 1e3:.1f} ms" for value in values]
-
-    lines = [row("", [outcome.system for outcome in outcomes])]
-    lines.append(row(f"TTFT attainment  n={totals[0].n}", [percent(total.ttft_attainment) for total in totals]))
-    for label in labels:
-        parts = [outcome.results.labels[label] for outcome in outcomes]
-        lines.append(row(f"  {label:<14} n={parts[0].n}", [percent(part.ttft_attainment) for part in parts]))
-    lines += [
-        row("TTFT  mean", seconds(lambda total: total.ttft_mean)),
-        row("      p50", seconds(lambda total: total.ttft_p50)),
-        row("      p99", seconds(lambda total: total.ttft_p99)),
-        row("TBT attainment", [percent(total.tbt_attainment) for total in totals]),
-        row("requests met per second", [f"{total.met_per_s:.2f}" for total in totals]),
-        row("parks", [str(spread.n) for spread in blocking]),
-        row("blocking  mean", milliseconds([spread.mean for spread in blocking])),
-        row("          max", milliseconds([spread.max if spread.n else None for spread in blocking])),
-    ]
-    rule = "-" * len(lines[0])
-    return "\n".join([lines[0], rule, *lines[1:], rule])
-
-
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
 
 
 async def demo(args: argparse.Namespace, model: Model, drawn: Sequence[Arrival]) -> list[Outcome]:
@@ -223,6 +167,12 @@ async def demo(args: argparse.Namespace, model: Model, drawn: Sequence[Arrival])
     )
     outcomes = [await serve(system, model, predictor, scenario, args.out) for system in SYSTEMS]
     print("\n" + table(outcomes))
+    for outcome in outcomes:
+        if outcome.slowdown > MOST_SLOWDOWN:
+            print(
+                f"Do not compare: prefills took {outcome.slowdown:.1f} times as long as calibrated while "
+                f"{outcome.system} ran. Something else keeps this machine busy."
+            )
     return outcomes
 
 
@@ -236,7 +186,7 @@ def report(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
     except ImportError:
         print("no picture: matplotlib is not installed (pip install 'layby[plots]')")
         return files
-    plot([(outcome.system, outcome.results, outcome.history) for outcome in outcomes], folder / "demo.png")
+    plot(outcomes, folder / "demo.png")
     return [folder / "demo.png", *files]
 
 

@@ -19,6 +19,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from engine.intervals import Phase
 from engine.metrics import Results
+from examples.demo_report import Outcome
 from examples.history import History
 from examples.palette import FAINT, INK, LATE, colour_of, png
 from scheduling.request import Request
@@ -27,7 +28,6 @@ PALE = 0.25  # of what is parked
 
 MOST_ROWS = 14
 
-System = tuple[str, Results, History]
 Colours = Mapping[str, str]  # by the type of request
 
 
@@ -41,14 +41,14 @@ class Window:
     star: int  # the long prefill that pulls over
 
 
-def plot(systems: Sequence[System], path: Path) -> None:
-    """Draw `systems`, which served the same arrivals, into a PNG. The window is chosen by the last one."""
-    window = choose_window(systems[-1][2])
-    results = systems[0][1]
+def plot(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Draw what systems made of the same arrivals into a PNG. The window is chosen by the last one."""
+    window = choose_window(outcomes[-1].history)
+    results = outcomes[0].results
     colours = colour_of(sorted(results.labels, key=lambda label: -results.labels[label].n))
-    height = 1.2 + len(systems) * (0.9 + 0.2 * len(window.requests))
+    height = 1.2 + len(outcomes) * (0.9 + 0.2 * len(window.requests))
     figure, axes = plt.subplots(
-        len(systems),
+        len(outcomes),
         2,
         figsize=(13, height),
         width_ratios=(5.5, 1),
@@ -56,11 +56,11 @@ def plot(systems: Sequence[System], path: Path) -> None:
         squeeze=False,
         layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.1),
     )
-    for (name, results, history), (left, right) in zip(systems, axes, strict=True):
-        draw_timeline(left, history, window, colours)
-        draw_attainment(right, results, colours)
-        left.set_title(name, loc="left", fontweight="bold", fontsize=11)
-        left.set_title(describe(results), loc="right", fontsize=9, color=INK)
+    for outcome, (left, right) in zip(outcomes, axes, strict=True):
+        draw_timeline(left, outcome.history, window, colours)
+        draw_attainment(right, outcome.results, colours)
+        left.set_title(outcome.system, loc="left", fontweight="bold", fontsize=11)
+        left.set_title(describe(outcome.results), loc="right", fontsize=9, color=INK)
     axes[-1][0].set_xlabel("seconds since the first arrival (the same requests, model and kernels for each system)")
     axes[0][1].set_title("first token in time", loc="left", fontsize=9, color=INK)
     handles = legend(colours)

@@ -1,6 +1,7 @@
 """The demo: its sizing and table by value, its effect on virtual time, and all of it once, tiny, on the toy model."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from engine.timeline import TERMINAL, Kind
 from examples import demo
 from examples.arrivals import Arrival
 from examples.demo_plot import choose_window
+from examples.demo_report import Outcome, progress_line, table
 from examples.history import History
 from examples.open_loop import replay
 from examples.workload import open_workload
@@ -61,7 +63,7 @@ def outcomes():
             lab.engine.timeline.add(rows)
             lab.engine.timeline.add(history)
             lab.loop.run_until_complete(replay(lab.engine, scenario.arrivals, drain_seconds=100.0))
-            found.append(demo.Outcome(system, rows.results(), history))
+            found.append(Outcome(system, rows.results(), history))
     return found
 
 
@@ -101,8 +103,15 @@ def test_a_picture_of_nothing_is_refused():
         choose_window(history)
 
 
+def test_slowdown_counts_the_time_on_the_executor_and_not_that_in_the_layby(outcomes):
+    predictor = Predictor(per_step=0.0, per_token=20 * 2e-5)
+    for outcome in outcomes:
+        assert demo.slowdown(outcome.history, predictor) == pytest.approx(1.0)
+        assert demo.slowdown(outcome.history, replace(predictor, per_token=10 * 2e-5)) == pytest.approx(2.0)
+
+
 def test_table(outcomes):
-    text = demo.table(outcomes)
+    text = table(outcomes)
     lines = {line.split("  ")[0].strip(): line for line in text.splitlines()}
     assert text.splitlines()[0].split() == list(demo.SYSTEMS)
     total = outcomes[0].results.total
@@ -117,7 +126,7 @@ def test_table(outcomes):
 
 def test_progress_counts_first_tokens_in_time():
     rows = SimpleNamespace(rows=[SimpleNamespace(meets_ttft=met) for met in (True, False, None, True)])
-    line = demo.progress_line("flowprefill", rows, 8, 12.4)  # type: ignore[arg-type]
+    line = progress_line("flowprefill", rows, 8, 12.4)  # type: ignore[arg-type]
     assert "[############            ]" in line
     assert "4/8 done,    2 first tokens in time,   12 s" in line
 
