@@ -78,8 +78,8 @@ def test_every_other_combination_serves_everyone() -> None:
     """Nothing is refused that works, and nothing is let through that does not."""
     trace = [Job(0.0, 40, 50.0), Job(0.0, 9, 2.0), Job(0.25, 30), Job(0.5, 3, 1.0), Job(1.0, 17, 9.0)]
     orders = [FCFS(), SJF(), EDF(), DEDF(), SEDF()]
-    batches = [Alone(), FillBudget(24), FillChunks(24), SLOAware(24)]
-    plans = [Whole(), Chunked(8), Chunked(8, above=20), Layered(16), Layered(16, chunk=8)]
+    batches: list[Batch] = [Alone(), FillBudget(24), FillChunks(24), SLOAware(24)]
+    plans: list[Plan] = [Whole(), Chunked(8), Chunked(8, above=20), Layered(16), Layered(16, chunk=8)]
     possible = 0
     for order, batch, plan, preempt in product(orders, batches, plans, Preempt):
         try:
