@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.counters import Counters
+from engine.counting import Counting
 from engine.course import Course, Leg, Steps
 from engine.executor import Drive, Finished, OnReply, Parked
 from engine.gate import Gate
@@ -95,14 +97,16 @@ class SimulatedDrive(Drive):
 
 
 class SimulatedExecutor:
-    """One device, real or a group under tensor parallelism, on which `timing` says how long things take."""
+    """One device, real or a group under tensor parallelism, on which `timing` says how long things take. `counting`: to
+    count what they read, too."""
 
     repeats = True
 
-    def __init__(self, loop: VirtualLoop, timing: Timing) -> None:
+    def __init__(self, loop: VirtualLoop, timing: Timing, counting: Counting | None = None) -> None:
         self.on_reply: OnReply = lambda reply: None
         self._loop = loop
         self._timing = timing
+        self._counting = counting
 
     def prepare(self, drive: int, work: Work, preempt: Preempt) -> SimulatedDrive:
         course = self._course(work) if work.repeated is None else self._steps(work, work.repeated)
@@ -191,7 +195,10 @@ class SimulatedExecutor:
         drive.gate.passed = drive.boundaries
         prefill = tuple((_TOKEN,) * len(part.draws) for part in work.prefill)
         decode = tuple((_TOKEN,) * len(part.draws) for part in work.decode)
-        stretch = None
+        stretch: Stretch | None = None
         if isinstance(drive.course, Steps):
             stretch = Stretch(began + drive.course.end_of(1), now, drive.course.count if steps is None else steps)
-        self.on_reply(Finished(drive.id, now, Computed(prefill, decode, stretch)))
+        counters: Counters | None = None
+        if self._counting is not None:
+            counters = self._counting.expected(work, stretch.steps if stretch else 1)
+        self.on_reply(Finished(drive.id, now, Computed(prefill, decode, stretch, counters)))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.config import EngineConfig
+from engine.counting import Counting
 from engine.devices import Device
 from engine.engine import Engine
 from engine.errors import Refused
@@ -34,7 +35,7 @@ from models.costs import Volume, model_costs
 from models.decoder import Model
 from models.load import load_config
 from scheduling.placement import Disaggregated
-from scheduling.predictor import Extent, Predictor, attention_pairs
+from scheduling.predictor import Extent, Predictor
 from scheduling.presets import System
 from scheduling.request import SLO, Sampling
 
@@ -106,7 +107,7 @@ def profile(timing: Timing, num_layers: int) -> Predictor:
     for shape in (*SHAPES, *_LONG):
         total = Volume()
         for context, tokens in shape:
-            total += Volume(tokens, attention_pairs(context, tokens), context + tokens, 1, 1)
+            total += Volume.of(context, tokens, drawn=1)
         samples.append(Sample(shape, pass_seconds(timing, num_layers, total)))
     return fit(samples)
 
@@ -117,10 +118,12 @@ def simulate(
     deployment: Deployment,
     *,
     sinks: Sequence[Sink] = (),
+    counters: bool = False,
     on_start: Callable[[Engine], None] = lambda engine: None,
 ) -> RequestRows:
     """Play `arrivals`, in order of their times, against `system` until the last has ended.
 
+    `counters`: whether the COMPLETED events say what was read and computed (engine/counters.py), for one of the sinks.
     `on_start(engine)` is called when its instances stand, before the first arrival: to watch them.
     """
     loop = VirtualLoop()
@@ -128,7 +131,7 @@ def simulate(
     timing = deployment.timing
 
     def make_executor(name: str, threads: int, forwards: Forwards) -> Executor:
-        return SimulatedExecutor(loop, timing)
+        return SimulatedExecutor(loop, timing, Counting(timing.costs) if counters else None)
 
     def device_of(kind: str, count: int) -> Device:
         blocks = deployment.kv_blocks

@@ -16,6 +16,7 @@ from engine.executor import Finished, Forwards, drive_on
 from engine.gate import Gate
 from engine.lab import Lab
 from engine.sampling import Draw
+from engine.simulation import Arrival, Deployment, simulate
 from engine.timeline import Kind
 from engine.virtual import VirtualLoop
 from engine.work import Carried, Computed, Part, Work
@@ -30,7 +31,7 @@ from scheduling.batch import FillBudget, FillChunks
 from scheduling.layered import Layered
 from scheduling.order import FCFS
 from scheduling.placement import Piggyback
-from scheduling.plan import Chunked, Plan
+from scheduling.plan import Chunked, Plan, Whole
 from scheduling.preempt import Preempt
 from scheduling.presets import System
 from scheduling.request import Sampling
@@ -207,3 +208,20 @@ def test_counters_add_up() -> None:
     assert one + one == one * 2 == Counters(2, 4.0, 6.0, 8.0, 10.0, 12.0)
     assert Counters(**one.data) == one
     assert Volume.of(0, 0) == Volume(sequences=1)
+
+
+# In a simulation
+
+
+def test_a_simulation_counts_by_the_coverage_model() -> None:
+    """Eight decode steps, run in one go, are counted as one by one."""
+    books = Account()
+    system = System(FCFS(), FillBudget(1024), Whole(), Preempt.NEVER)
+    simulate(system, [Arrival(0.0, 200, 9)], Deployment(toy_moe_config()), sinks=[books], counters=True)
+    counting = Counting(model_costs(toy_moe_config()))
+    expected = counting.expected(Work(6, (Part(range(200), 0, (), DRAW),), last=6))
+    for step in range(8):
+        expected += counting.expected(Work(6, decode=(Part([0], 200 + step, (), DRAW),)))
+    assert books.total.passes == 9 and books.mean_decode_batch == 1
+    assert books.total.data == pytest.approx(expected.data)
+    assert books.expert_bytes == {0: pytest.approx(expected.expert_bytes)}
