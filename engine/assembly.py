@@ -13,11 +13,11 @@ from engine.convoy import Convoy
 from engine.decode import DecodeInstance, Decodes
 from engine.devices import Device
 from engine.executor import Executor, Forwards
+from engine.gaps import Stretches
 from engine.output import Choice
 from engine.prefill import PrefillInstance, Prefills
 from engine.sampling import Sampled
 from engine.timeline import Timeline
-from engine.work import Stretch
 from kv.pool import Quota
 from kv.table import BlockTable
 from scheduling.placement import Disaggregated
@@ -35,7 +35,7 @@ class Owner(Protocol):
 
     def on_token(self, choice: Choice, sampled: Sampled, time: float) -> None: ...
 
-    def on_tokens(self, choice: Choice, count: int, stretches: Sequence[Stretch]) -> None: ...
+    def on_tokens(self, choice: Choice, count: int, stretches: Stretches) -> None: ...
 
     def on_refused(self, request: Request, error: str) -> None: ...
 

@@ -7,23 +7,28 @@ tokens when it has the last of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+import numpy as np
+
 from engine.decode import Decodes, Step
+from engine.gaps import Stretches
 from engine.output import Choice
-from engine.work import Computed, Repeated, Stretch
+from engine.work import Computed, Repeated
 from kv.cache import KVCache
 from kv.pool import Quota
 from models.costs import Volume
 
 
 class _Joined(NamedTuple):
-    """How far the convoy had come when a choice joined it, and the choice's tokens then, prompt and output."""
+    """How far the convoy had come when a choice joined it, in steps and in numbers of its `_stretches`; and the
+    choice's tokens then, prompt and output."""
 
     steps: int
-    stretches: int
+    numbers: int
     length: int
 
 
@@ -35,12 +40,12 @@ class Convoy(Decodes):
 
     def __init__(self, cache: KVCache, quota: Quota, max_batch: int) -> None:
         super().__init__(cache, quota, max_batch)
-        self.on_tokens: Callable[[Choice, int, Sequence[Stretch]], None]
+        self.on_tokens: Callable[[Choice, int, Stretches], None]
         self._members: dict[Choice, _Joined] = {}  # the first `max_batch` of the choices, in order of joining
         self._ends: list[tuple[int, int, Choice]] = []  # heap of (steps by then, a tie-breaker, who); some have left
         self._steps = 0  # done so far
-        self._stretches: list[Stretch] = []
-        self._forgotten = 0  # stretches dropped from the front, which no member has been through
+        self._stretches = array("d")  # three numbers each, as in engine/gaps.py
+        self._forgotten = 0  # numbers dropped from the front: stretches that no member has been through
         self._length = 0  # tokens of all members
 
     def next_step(self) -> Step | None:
@@ -66,7 +71,7 @@ class Convoy(Decodes):
             copy.lease.release()
         self._steps += stretch.steps
         self._length += stretch.steps * len(self._members)
-        self._stretches.append(stretch)
+        self._stretches.extend(stretch)
         while self._ends and self._ends[0][0] <= self._steps:
             _, _, choice = heappop(self._ends)
             if choice in self._members:
@@ -74,8 +79,8 @@ class Convoy(Decodes):
         self._forget()
 
     def _join(self, choice: Choice) -> None:
-        number = self._forgotten + len(self._stretches)
-        self._members[choice] = _Joined(self._steps, number, choice.length)
+        numbers = self._forgotten + len(self._stretches)
+        self._members[choice] = _Joined(self._steps, numbers, choice.length)
         self._length += choice.length
         end = self._steps + choice.request.sampling.max_tokens - len(choice.tokens)
         heappush(self._ends, (end, choice.request.id * choice.request.sampling.n + choice.index, choice))
@@ -85,7 +90,8 @@ class Convoy(Decodes):
         count = self._steps - joined.steps
         choice.cached = joined.length + count - 1  # all but the last token
         choice.token_at = time
-        self.on_tokens(choice, count, self._stretches[joined.stretches - self._forgotten :])
+        stretches = np.array(self._stretches[joined.numbers - self._forgotten :])
+        self.on_tokens(choice, count, stretches.reshape(-1, 3))
         self._remove(choice)
 
     def _remove(self, choice: Choice) -> None:
@@ -97,7 +103,7 @@ class Convoy(Decodes):
     def _forget(self) -> None:
         """Drop the stretches before the oldest member's time, once they are more than those that are needed."""
         now = self._forgotten + len(self._stretches)
-        oldest = next(iter(self._members.values())).stretches if self._members else now
+        oldest = next(iter(self._members.values())).numbers if self._members else now
         if oldest - self._forgotten > now - oldest:
             del self._stretches[: oldest - self._forgotten]
             self._forgotten = oldest

@@ -316,7 +316,7 @@ class DecodeInstance(Inbox[Event]):
             instance=self.name,
             drive=drive.id,
             phase="decode",
-            requests=tuple(choice.request.id for choice in step.choices),
+            requests=tuple([choice.request.id for choice in step.choices]),
             tokens=len(step.choices),
         )
         self.executor.start(drive)

@@ -28,13 +28,13 @@ from engine.devices import Device
 from engine.errors import EngineStopped, Refused, RequestFailed
 from engine.executor import Executor, Forwards, ThreadExecutor
 from engine.forward import LanguageModel
+from engine.gaps import Stretches
 from engine.output import Choice, Finish, LiveRequest, Output
 from engine.prefill import PrefillInstance
 from engine.prompt import Blank
 from engine.proxy import Handover, Proxy
 from engine.sampling import Sampled
 from engine.timeline import Kind, Timeline
-from engine.work import Stretch
 from kv.table import BlockTable
 from scheduling.placement import Disaggregated
 from scheduling.request import SLO, Request, Sampling, State
@@ -224,10 +224,10 @@ class Engine:
         self._take(choice, sampled)
         self._finish_if_complete(self._live[choice.request.id])
 
-    def on_tokens(self, choice: Choice, count: int, stretches: Sequence[Stretch]) -> None:
+    def on_tokens(self, choice: Choice, count: int, stretches: Stretches) -> None:
         """The last `count` tokens of a choice, from a simulation: all of them 0."""
         live = self._live[choice.request.id]
-        self.timeline.record(Kind.TOKENS, request=live, index=choice.index, stretches=stretches)
+        self.timeline.record(Kind.TOKENS, request=live, index=choice.index, count=count, stretches=stretches)
         choice.tokens.extend([0] * count)
         choice.finish = "length"
         if live.outputs is not None:

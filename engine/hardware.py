@@ -8,6 +8,7 @@ takes at least as long as the host needs to launch it. engine/roofline.py puts a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from models.costs import Operator, Volume
@@ -47,16 +48,29 @@ class DeviceSpec:
 
     def seconds(self, operator: Operator, volume: Volume, tp: int = 1) -> float:
         """Of one operator on each of `tp` such devices."""
+        return self.seconds_of(operator, tp)(volume)
+
+    def seconds_of(self, operator: Operator, tp: int = 1) -> Callable[[Volume], float]:
+        """The same as a function of the volume; what does not depend on it is worked out once."""
         efficiency = self.attention_efficiency if operator.flops_per_pair else self.matmul_efficiency
-        if operator.grouped:
-            efficiency = self.grouped_efficiency
-        launch = self.decode_launch if volume.rows == volume.sequences else self.launch
-        alone = max(
-            operator.kernels * launch,
-            operator.flops(volume) / (self.peak_flops * efficiency),
-            operator.bytes(volume) / (self.bandwidth * self.bandwidth_efficiency),
-        )
-        return alone + self.all_reduce(operator.reduced_bytes_per_row * volume.rows, tp)
+        flops_rate = self.peak_flops * (self.grouped_efficiency if operator.grouped else efficiency)
+        bytes_rate = self.bandwidth * self.bandwidth_efficiency
+        launch, decode_launch = operator.kernels * self.launch, operator.kernels * self.decode_launch
+        row_compute, pair_compute = operator.flops_per_row / flops_rate, operator.flops_per_pair / flops_rate
+        weights, coverage = operator.weight_bytes / bytes_rate, operator.coverage
+        row_moves, key_moves = operator.bytes_per_row / bytes_rate, operator.bytes_per_key / bytes_rate
+        reduced = operator.reduced_bytes_per_row
+
+        def seconds(volume: Volume) -> float:
+            rows, pairs, keys, sequences, _, alike = volume
+            alone = max(
+                decode_launch if rows == sequences else launch,
+                row_compute * rows + pair_compute * pairs,
+                weights * coverage(rows - alike) + row_moves * rows + key_moves * keys,
+            )
+            return alone + self.all_reduce(reduced * rows, tp) if reduced else alone
+
+        return seconds
 
     def all_reduce(self, size: float, tp: int) -> float:
         """Seconds to sum `size` bytes over `tp` devices in a ring: each sends 2 (tp - 1) / tp of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Generic, TypeVar
 
 from engine.clock import Clock
@@ -14,22 +15,25 @@ class Inbox(Generic[Event]):
     """What the instances share. A subclass says what an event changes (`handle`) and what follows from it (`act`)."""
 
     def __init__(self) -> None:
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: deque[Event] = deque()
+        self._posted = asyncio.Event()
 
     def post(self, event: Event) -> None:
-        self._events.put_nowait(event)
+        self._events.append(event)
+        self._posted.set()
 
     @property
     def quiet(self) -> bool:
         """Whether all events have been handled."""
-        return self._events.empty()
+        return not self._events
 
     async def run(self, clock: Clock) -> None:
         """For ever. There is no timer and no polling: nothing happens without an event."""
         while True:
-            self.handle(await self._events.get())
-            while not self._events.empty():
-                self.handle(self._events.get_nowait())
+            await self._posted.wait()
+            while self._events:
+                self.handle(self._events.popleft())
+            self._posted.clear()
             self.act(clock.now())
 
     def handle(self, event: Event) -> None:

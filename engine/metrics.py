@@ -10,13 +10,11 @@ denominator. Goodput here is requests met per second of the whole run (FlowPrefi
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import mul
 
+from engine.gaps import Gaps
 from engine.timeline import TERMINAL, Event, Kind
-from engine.work import Stretch
 from scheduling.request import SLO, Request
 
 
@@ -31,17 +29,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
         raise ValueError(f"percent must be above 0 and at most 100, got {percent}")
     rank = math.ceil(percent * len(values) / 100)
     return sorted(values)[rank - 1]
-
-
-def percentile_of_counts(values: Sequence[float], counts: Sequence[int], percent: float) -> float:
-    """The same of values that occurred `counts` times each."""
-    rank = math.ceil(percent * sum(counts) / 100)
-    above = sum(counts) - rank  # so many may be larger
-    for value, count in sorted(zip(values, counts, strict=True), reverse=True):
-        if above < count:
-            return value
-        above -= count
-    raise ValueError("no percentile of no values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,31 +148,15 @@ def summarise(rows: Sequence[Row], *, seconds: float, blocking: Spread | None = 
 
 @dataclass(slots=True)
 class _Live:
-    """A request under way. Its gaps are kept until it ends and they fold to three numbers: `counts[i]` of them were
-    `gaps[i]` seconds long."""
+    """A request under way. `tokens` counts those of all choices."""
 
     request: Request
     first_token: float | None = None
     tokens: int = 0
-    last: dict[int, float] = field(default_factory=dict)  # choice -> when its latest token came
-    gaps: array[float] = field(default_factory=lambda: array("d"))
-    counts: array[int] = field(default_factory=lambda: array("l"))
-
-    def add_tokens(self, index: int, stretches: Iterable[Stretch]) -> None:
-        """The next tokens of one choice."""
-        before = self.last.get(index, self.first_token)
-        for first, last, count in stretches:
-            if before is not None:
-                self.gaps.append(first - before)
-                self.counts.append(1)
-            if count > 1:
-                self.gaps.append((last - first) / (count - 1))
-                self.counts.append(count - 1)
-            before = self.last[index] = last
-            self.tokens += count
+    gaps: Gaps = field(default_factory=Gaps)
 
     def row(self, finish: Kind | None, ended: float | None) -> Row:
-        request, gaps, counts = self.request, self.gaps, self.counts
+        request, gaps = self.request, self.gaps
         return Row(
             id=request.id,
             label=request.label,
@@ -196,9 +167,9 @@ class _Live:
             first_token=self.first_token,
             ended=ended,
             finish=finish,
-            tbt_mean=sum(map(mul, gaps, counts)) / sum(counts) if gaps else None,
-            tbt_p99=percentile_of_counts(gaps, counts, 99) if gaps else None,
-            tbt_max=max(gaps) if gaps else None,
+            tbt_mean=gaps.mean,
+            tbt_p99=gaps.percentile(99),
+            tbt_max=gaps.max,
         )
 
 
@@ -232,14 +203,19 @@ class RequestRows:
             live = self._live.pop(request.id, None) or _Live(request)
             self._emit(live.row(event.kind, event.time))
             return
-        live = self._live.setdefault(request.id, _Live(request))
+        live = self._live.get(request.id)
+        if live is None:
+            live = self._live[request.id] = _Live(request)
         if event.kind is Kind.FIRST_TOKEN:
             live.first_token = event.time
-            live.tokens += request.sampling.n
+            live.tokens = request.sampling.n
+            live.gaps.begin(request.sampling.n, event.time)
         elif event.kind is Kind.TOKEN:
-            live.add_tokens(event.data["index"], (Stretch(event.time, event.time, 1),))
+            live.gaps.add(event.data["index"], event.time)
+            live.tokens += 1
         elif event.kind is Kind.TOKENS:
-            live.add_tokens(event.data["index"], event.data["stretches"])
+            live.gaps.add_stretches(event.data["index"], event.data["stretches"])
+            live.tokens += event.data["count"]
 
     def _on_drive(self, event: Event) -> None:
         drive = (event.instance, event.drive)

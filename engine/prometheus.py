@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from engine.engine import Engine
 from engine.timeline import TERMINAL, Event, Kind
-from engine.work import Stretch
 from scheduling.request import Request, State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -87,20 +86,20 @@ class PrometheusMetrics:
                 self._generated_tokens += request.sampling.n
                 live.first_token = event.time
             case Kind.TOKEN:
-                self._on_tokens(live, event.data["index"], (Stretch(event.time, event.time, 1),))
+                self._on_tokens(live, event.data["index"], [(event.time, event.time, 1)])
             case Kind.TOKENS:
-                self._on_tokens(live, event.data["index"], event.data["stretches"])
+                self._on_tokens(live, event.data["index"], event.data["stretches"].tolist())
             case kind if kind in TERMINAL:
                 self._outcomes[kind] += 1
                 del self._live[request.id]
 
-    def _on_tokens(self, live: _Live, index: int, stretches: Iterable[Stretch]) -> None:
-        """The next tokens of one choice."""
+    def _on_tokens(self, live: _Live, index: int, stretches: Iterable[Sequence[float]]) -> None:
+        """The next tokens of one choice, as in engine/gaps.py."""
         for first, last, count in stretches:
             self._tbt.observe(first - live.last_token.get(index, live.first_token))
             if count > 1:
-                self._tbt.observe((last - first) / (count - 1), count - 1)
-            self._generated_tokens += count
+                self._tbt.observe((last - first) / (count - 1), int(count) - 1)
+            self._generated_tokens += int(count)
             live.last_token[index] = last
 
     def _on_drive(self, event: Event) -> None:

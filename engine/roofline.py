@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import lru_cache
 from itertools import accumulate
 
 from engine.course import Leg
 from engine.hardware import DeviceSpec
 from models.costs import ModelCosts, Volume
 
+Seconds = Callable[[Volume], float]
 
-@dataclass(frozen=True, slots=True)
+
 class Roofline:
     """A `Timing` (engine/simulated.py). Under tensor parallelism all ranks take the same time, and are one device."""
 
-    costs: ModelCosts
-    device: DeviceSpec
+    def __init__(self, costs: ModelCosts, device: DeviceSpec) -> None:
+        self.costs = costs
+        self.device = device
+        self._embed = device.seconds_of(costs.embed)
+        self._head = device.seconds_of(costs.head)
+        self._stretches = lru_cache(maxsize=1024)(self._timed_stretches)  # few layer ranges, asked for at every drive
 
     def before(self, volume: Volume) -> float:
-        return self.device.step + self.device.seconds(self.costs.embed, volume)
+        return self.device.step + self._embed(volume)
 
     def legs(self, first: int, last: int, volume: Volume) -> list[Leg]:
-        legs = []
-        for layers, operators in self.costs.stretches(first, last):
-            seconds = (self.device.seconds(operator, volume, self.costs.tp) for operator in operators)
-            legs.append(Leg(layers, tuple(operator.name for operator in operators), tuple(accumulate(seconds))))
-        return legs
+        return [
+            Leg(layers, names, tuple(accumulate([seconds(volume) for seconds in operators])))
+            for layers, names, operators in self._stretches(first, last)
+        ]
 
     def after(self, volume: Volume) -> float:
-        return self.device.seconds(self.costs.head, Volume(volume.drawn)) if volume.drawn else 0.0
+        return self._head(Volume(volume.drawn)) if volume.drawn else 0.0
 
     def hand_over(self, tokens: int) -> float:
         return self.device.transfer(tokens * self.costs.kv_bytes_per_token)
+
+    def _timed_stretches(self, first: int, last: int) -> list[tuple[int, tuple[str, ...], list[Seconds]]]:
+        """Alike layers of [first, last): how many, their operators' names, and how long each of these takes."""
+        return [
+            (
+                layers,
+                tuple(one.name for one in operators),
+                [self.device.seconds_of(one, self.costs.tp) for one in operators],
+            )
+            for layers, operators in self.costs.stretches(first, last)
+        ]

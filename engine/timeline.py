@@ -23,7 +23,8 @@ class Kind(StrEnum):
     DECODING = "decoding"  # admitted by a decode instance
     TOKEN = "token"  # data: index (which of n choices); the first token is a FIRST_TOKEN event only
     RECOMPUTED = "recomputed"  # its blocks were given up to an older request; its prefill starts over
-    # All later tokens of a choice in one go, from a simulated decode instance; data: index, stretches (engine/work.py).
+    # All later tokens of a choice in one go, from a simulated decode instance; data: index, count,
+    # stretches (engine/gaps.py).
     TOKENS = "tokens"
     FINISHED = "finished"  # terminal; data: reason "stop" | "length"
     ABORTED = "aborted"  # terminal

@@ -1,13 +1,16 @@
 """Rows and results: what counts as met, as a miss, and as nobody's business."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from timeline_helpers import Recorder, make, pull_over
 
-from engine.metrics import RequestRows, Row, Spread, percentile, percentile_of_counts, summarise
+from engine.gaps import Gaps
+from engine.metrics import RequestRows, Row, Spread, percentile, summarise
 from engine.timeline import Kind
-from engine.work import Stretch
 from scheduling.request import SLO
 
 
@@ -108,17 +111,21 @@ def test_tokens_in_one_go_fold_like_tokens_one_by_one():
     recorder.at(0.0, Kind.ARRIVED, request)
     recorder.at(1.0, Kind.FIRST_TOKEN, request)
     last = 1.75 + 0.125 * 149
-    stretches = (Stretch(1.5, 1.5, 1), Stretch(1.75, last, 150))
-    recorder.at(last, Kind.TOKENS, request, index=0, stretches=stretches)
+    stretches = np.array([[1.5, 1.5, 1], [1.75, last, 150]])
+    recorder.at(last, Kind.TOKENS, request, index=0, count=151, stretches=stretches)
     recorder.at(last, Kind.FINISHED, request, reason="stop")
-    assert in_one_go.rows == one_by_one.rows
+    (one,), (other,) = one_by_one.rows, in_one_go.rows
+    assert other == replace(one, tbt_mean=other.tbt_mean) and other.tbt_mean == pytest.approx(one.tbt_mean)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40)), min_size=1), st.integers(1, 100))
-def test_percentile_of_counts_is_that_of_the_values_one_by_one(pairs, percent):
-    values, counts = zip(*pairs, strict=True)
-    expanded = [value for value, count in pairs for _ in range(count)]
-    assert percentile_of_counts(values, counts, percent) == percentile(expanded, percent)
+def test_gaps_fold_like_the_values_one_by_one(pairs, percent):
+    gaps = Gaps()
+    gaps.values.extend(value for value, _ in pairs)
+    gaps.counts.extend(count for _, count in pairs)
+    expanded = [float(value) for value, count in pairs for _ in range(count)]
+    assert gaps.percentile(percent) == percentile(expanded, percent)
+    assert gaps.max == max(expanded) and gaps.mean == pytest.approx(sum(expanded) / len(expanded))
 
 
 def test_gaps_are_taken_per_choice():
