@@ -39,7 +39,7 @@ class MoE:
         self.router = Linear(hidden, {"mlp.gate": moe.num_experts}, False, dtype, device)
         self.gate_up_proj = torch.empty(moe.num_experts, 2 * inner, hidden, dtype=dtype, device=device)
         self.down_proj = torch.empty(moe.num_experts, hidden, inner, dtype=dtype, device=device)
-        self._experts = torch.arange(moe.num_experts, device=device)
+        self._expert_ids = torch.arange(moe.num_experts, device=device)
 
     async def __call__(self, x: torch.Tensor, gate: Gate) -> torch.Tensor:
         """[rows, hidden] -> [rows, hidden], residual included."""
@@ -76,7 +76,7 @@ class MoE:
         t * k + j; and the end of each expert's rows, int32 [experts].
         """
         experts, order = chosen.flatten().sort(stable=True)
-        ends = torch.searchsorted(experts, self._experts, right=True, out_int32=True)
+        ends = torch.searchsorted(experts, self._expert_ids, right=True, out_int32=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         return x.index_select(0, order // self.config.experts_per_token), places, ends
 
@@ -103,7 +103,11 @@ class MoE:
 
 
 def grouped(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Rows [rows, in] through the weight of their group, [groups, out, in] -> [rows, out]; `ends` int32 [groups]."""
+    """Rows [rows, in] through the weight of their group, [groups, out, in] -> [rows, out]; `ends` int32 [groups].
+
+    On CUDA torch has a kernel for bfloat16 from compute capability 9.0 on; for anything else it waits for `ends` itself,
+    and loops.
+    """
     return F.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
 
 
