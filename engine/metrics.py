@@ -200,12 +200,12 @@ class RequestRows:
         if self._began is None:
             self._began = request.arrival
         if event.kind in TERMINAL:  # a request refused on arrival may have no other event
-            live = self._live.pop(request.id, None) or _Live(request)
-            self._emit(live.row(event.kind, event.time))
+            ended = self._live.pop(request.id, None) or _Live(request)
+            self._emit(ended.row(event.kind, event.time))
             return
-        live = self._live.get(request.id)
-        if live is None:
-            live = self._live[request.id] = _Live(request)
+        if request.id not in self._live:
+            self._live[request.id] = _Live(request)
+        live = self._live[request.id]
         if event.kind is Kind.FIRST_TOKEN:
             live.first_token = event.time
             live.tokens = request.sampling.n
