@@ -107,10 +107,15 @@ def _tables(findings: Findings) -> list[Table]:
 
 
 def _grid(findings: Findings) -> Table:
-    first = findings.systems[0]
-    heads = ["SLO scale", "req/s", "system", METRIC[findings.metric], f"against {first}", "met/s", "TTFT p50", "p99"]
-    heads += ["blocking mean", "max", "busy", "fairness", "worst type"]
-    return heads, [_row(findings, spot) for spot in findings.spots()]
+    heads = ["SLO scale", "req/s", "system", METRIC[findings.metric], f"against {findings.systems[0]}", "met/s"]
+    heads += ["TTFT p50", "p99", "blocking mean", "max", "busy", "fairness", "worst type"]
+    return _used(heads, [_row(findings, spot) for spot in findings.spots()])
+
+
+def _used(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Without the columns in which nobody has a figure."""
+    kept = [column for column in range(len(heads)) if any(row[column] != "-" for row in rows)]
+    return [heads[column] for column in kept], [[row[column] for column in kept] for row in rows]
 
 
 def _row(findings: Findings, spot: Spot) -> list[str]:

@@ -129,7 +129,8 @@ class Runner:
 class Progress:
     """How many runs are done: one line that keeps changing on a terminal, elsewhere a line every ten seconds."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, noun: str = "runs", stream: TextIO | None = None) -> None:
+        self._noun = noun
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty()
         self._began = self._shown = monotonic()
@@ -150,7 +151,7 @@ class Progress:
     def line(self) -> str:
         seconds = monotonic() - self._began
         known = f", {self._done - self._fresh} known before" if self._done > self._fresh else ""
-        return f"{self._done}/{self._asked} runs{known}, {seconds:.0f} s"
+        return f"{self._done}/{self._asked} {self._noun}{known}, {seconds:.0f} s"
 
     def close(self) -> None:
         self._stream.write(("\r" if self._terminal else "") + self.line() + "\n")
