@@ -105,8 +105,8 @@ class MoE:
 def grouped(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Rows [rows, in] through the weight of their group, [groups, out, in] -> [rows, out]; `ends` int32 [groups].
 
-    On CUDA torch has a kernel for bfloat16 from compute capability 9.0 on; for anything else it waits for `ends` itself,
-    and loops.
+    On CUDA torch has a kernel for bfloat16 from compute capability 9.0 on; for anything else it waits for `ends`
+    itself, and loops.
     """
     return F.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
 
