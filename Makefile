@@ -34,6 +34,8 @@ profile: $(READY)
 bench: $(READY)
 	$(PY) -m examples.bench_prefill $(ARGS)
 	$(PY) -m examples.blocking $(ARGS)
+	$(PY) -m examples.bench_simulator
+	$(PY) -m examples.bench_simulator
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis out
