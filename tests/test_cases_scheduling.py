@@ -18,6 +18,7 @@ from lab_helpers import (
     started,
     where_prompts_may_be_cut,
 )
+from scheduling_helpers import PREDICTOR, Blocks
 
 from engine.engine import Engine
 from engine.fake import OPERATORS
@@ -28,7 +29,8 @@ from scheduling.order import EDF, FCFS, SEDF, SJF, Late, Order
 from scheduling.plan import Chunked, Whole
 from scheduling.preempt import Preempt
 from scheduling.presets import System
-from scheduling.request import SLO, Sampling, State
+from scheduling.request import SLO, Request, Sampling, State
+from scheduling.scheduler import Decision, Scheduler
 
 # A1: a 128k prefill runs, and a short urgent request arrives
 
@@ -97,6 +99,19 @@ def test_a5_equal_requests_never_swap(level: Preempt, order: Order) -> None:
             assert parks(lab) == 0
             firsts = [first_token(lab, request) for request in requests]
             assert firsts == sorted(firsts)
+
+
+@inside_a_forward
+def test_a5_one_that_becomes_an_equal_while_it_runs_is_not_displaced(level: Preempt) -> None:
+    """A (long) and B (short) share a deadline. B starts when only A is late; on a device that is slower than predicted
+    it becomes late too. A came first, and still waits."""
+    scheduler = Scheduler(flowprefill(level), PREDICTOR, Blocks(1000), 2)
+    for number, tokens, deadline in ((0, 64, 2.0), (1, 8, 2.0)):
+        scheduler.on_arrival(Request(number, range(tokens), slo=SLO(ttft=deadline)))
+    b = scheduler.decide(0.5).start
+    assert b is not None and b.head.id == 1
+    scheduler.on_arrival(Request(2, range(8), slo=SLO(ttft=1.0)))
+    assert scheduler.decide(1.9375) == Decision()
 
 
 @inside_a_forward
@@ -177,6 +192,17 @@ def test_a7_a_preempted_request_goes_on_as_soon_as_nothing_more_urgent_is_there(
         else:
             assert firsts == [firsts[0], *sorted(firsts[1:], reverse=True)], "the first one was not interrupted"
             assert max(firsts) == computed_once
+
+
+@inside_a_forward
+def test_a7_among_equals_the_preempted_one_goes_on_first(level: Preempt) -> None:
+    with laboratory(flowprefill(level)) as lab:
+        preempted = lab.submit(tokens=1000, slo=SLO(ttft=900.0), sampling=ONE_TOKEN)
+        equal = lab.submit(tokens=1000, slo=SLO(ttft=900.0), sampling=ONE_TOKEN)
+        lab.run(0.5 * operator(1000))
+        urgent = lab.submit(tokens=1000, slo=SLO(ttft=90.0), sampling=ONE_TOKEN)
+        lab.run()
+        assert first_token(lab, urgent) < first_token(lab, preempted) < first_token(lab, equal)
 
 
 @pytest.mark.parametrize("late", [Late.PUBLISHED, Late.AGED])
