@@ -246,7 +246,7 @@ def engine(model_name: str, device: str) -> dict[str, Any]:
             request = served_by.submit(prompt, sampling=Sampling(max_tokens=8, ignore_eos=True), slo=slo)
             return [output.token async for output in served_by.stream(request) if output.token is not None]
 
-        streams = await asyncio.gather(*(one(*each) for each in enumerate((3000, 1500, 900, 300, 100, 30))))
+        streams = await asyncio.gather(*(one(*each) for each in enumerate((1200, 600, 300, 100, 30))))
         await served_by.stop()
         return streams, rows
 
