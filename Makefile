@@ -34,7 +34,7 @@ profile: $(READY)
 bench: $(READY)
 	$(PY) -m examples.bench_prefill $(ARGS)
 	$(PY) -m examples.blocking $(ARGS)
-	$(PY) -m examples.bench_simulator
+	$(PY) -m examples.bench_scheduler
 	$(PY) -m examples.bench_simulator
 
 clean:
