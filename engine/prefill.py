@@ -50,7 +50,7 @@ class Passage:
 
     cohort: Cohort
     lease: Lease
-    tables: tuple[BlockTable, ...]  # of the cohort's shares
+    blocks: tuple[tuple[int, ...], ...]  # of the cohort's shares: theirs until it is through, whoever leaves
     carried: Carried = field(default_factory=Carried)
     drive: Drive | None = None
 
@@ -152,7 +152,8 @@ class Prefills:
                     self._tables[request.id] = self.quota.allocate(length, grows_to=grows_to)
                     request.admitted = True
             tables = tuple(self._tables[share.request.id] for share in cohort.shares)
-            self._passages[cohort.id] = Passage(cohort, self.quota.pool.lease(tables), tables)
+            blocks = tuple(table.blocks for table in tables)
+            self._passages[cohort.id] = Passage(cohort, self.quota.pool.lease(tables), blocks)
         return self._passages[cohort.id]
 
     def parts(self, passage: Passage) -> tuple[Part, ...]:
@@ -161,10 +162,10 @@ class Prefills:
             Part(
                 share.request.prompt[share.start : share.stop],
                 share.start,
-                table.blocks,
+                blocks,
                 self._draws(share, passage.cohort),
             )
-            for share, table in zip(passage.cohort.shares, passage.tables, strict=True)
+            for share, blocks in zip(passage.cohort.shares, passage.blocks, strict=True)
         )
 
     def _draws(self, share: Share, cohort: Cohort) -> tuple[Draw, ...]:
