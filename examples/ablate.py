@@ -87,7 +87,7 @@ def argument_parser() -> Parser:
     group.add_argument("--knee", type=share, metavar="SHARE", help="the highest rate with this attainment")
     group.add_argument("--min-slo", type=share, metavar="SHARE", help="the tightest SLO scale with this attainment")
     group = parser.add_argument_group("on what")
-    group.add_argument("--backend", choices=("sim", "torch"), default="sim", help="virtual time, or live on this one")
+    group.add_argument("--backend", choices=("sim", "torch"), default="sim", help="simulated, or live on this machine")
     group.add_argument("--model", help="default: llama3-8b simulated, smollm2 live")
     group.add_argument("--device", help="default: a800-80g simulated; live: cpu")
     group.add_argument("--tp", type=count, help="devices of each instance (simulated only)")

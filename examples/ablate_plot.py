@@ -4,10 +4,11 @@ asked for."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import floor
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from examples.findings import Findings, Spot
 from examples.palette import FAINT, INK, LINES, MARKERS, SEQUENCE, png
@@ -86,10 +87,12 @@ def _curves(axes: Axes, findings: Findings, spots: Sequence[Spot], across: str, 
     values = [getattr(spot, across) for spot in spots]
     if values and max(values) > 3 * min(values):
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylim(-0.02, 1.02)
+    lowest = min((spot.low or spot.attainment or 0.0 for spot in spots), default=0.0)
+    axes.set_ylim(-0.02 if lowest < 0.5 else floor(10 * lowest - 0.5) / 10, 1.02)
     axes.grid(color="#EEEEEE")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -15,6 +15,8 @@ from examples.results import ATTAINMENT, Metric, Record
 from examples.runner import Runner
 from examples.search import Edge, Estimate, combine, highest, ratio
 
+AROUND = (0.5, 0.71, 1.0, 1.41, 2.0)  # of a knee: where to measure the curve through it
+
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
@@ -113,7 +115,7 @@ async def search_slos(ablation: Ablation, runner: Runner) -> list[Record]:
 @dataclass(frozen=True, slots=True)
 class Search:
     """For each setting and system the highest value at which `run(system, setting, value, seed)` attains `target`: a
-    search for each seed, all of them at once."""
+    search for each seed, all of them at once. Around what they find together all seeds are run, for a curve to show."""
 
     ablation: Ablation
     runner: Runner
@@ -125,11 +127,16 @@ class Search:
         variants, seeds = self.ablation.variants, self.ablation.seeds
         keys = list(product(settings, variants, seeds))
         edges = iter(await asyncio.gather(*(self._edge(*key, start) for key in keys)))
-        found = []
+        found, around = [], []
         for setting in settings:
             of = [[next(edges) for _ in seeds] for _ in variants]
             for variant, mine in zip(variants, of, strict=True):
-                found.append((variant.name, setting, combine(mine), ratio(mine, of[0])))
+                estimate = combine(mine)
+                found.append((variant.name, setting, estimate, ratio(mine, of[0])))
+                if estimate.value is not None:
+                    values = [estimate.value * factor for factor in AROUND]
+                    around += [self.run(variant, setting, value, seed) for value in values for seed in seeds]
+        await asyncio.gather(*map(self.runner, around))
         return found
 
     async def _edge(self, setting: float, variant: Variant, seed: int, start: float) -> Edge:

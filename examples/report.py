@@ -18,8 +18,8 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # heads, rows
 SEARCH = """\
 Attainment is not monotone in the load, so each search doubles (or halves) until it has a bracket, bisects it on a grid
 of 16 steps to a doubling, and then looks two steps beyond the first that failed; if one of those holds, it goes on from
-there. It does so for every seed; intervals are over seeds (95 %, Student's t), and as wide as a step of the grid at
-least."""
+there. It does so for every seed, and around what they find all seeds are run for the curve. Intervals are over seeds
+(95 %, Student's t), and as wide as a step of the grid at least."""
 
 
 def text(findings: Findings) -> str:
