@@ -58,7 +58,7 @@ class SimulatedGate(Gate):
     __slots__ = ("_park_requested", "on_request")
 
     def __init__(self, level: Preempt) -> None:
-        self.on_request: Callable[[], None] = lambda: None
+        self.on_request: Callable[[], None] | None = None
         super().__init__(level)
 
     @property
@@ -68,24 +68,38 @@ class SimulatedGate(Gate):
     @park_requested.setter
     def park_requested(self, value: bool) -> None:
         self._park_requested = value
-        if value:
+        if value and self.on_request is not None:
             self.on_request()
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class SimulatedDrive(Drive):
-    """`elapsed` seconds of it had passed when it began to move, or `since` then if it moves now."""
+    """It has come `elapsed` seconds of its course far; or had at the moment `since`, from when on it moves at `rate`.
+
+    `stop`: the boundary or step that it ends with, if it does not go all the way. `first_step`: when the first of
+    several steps is done.
+    """
 
     course: Course | Steps
     now: Callable[[], float]
     elapsed: float = 0.0
     since: float | None = None
+    rate: float = 1.0
+    stop: int | None = None
+    first_step: float = 0.0
     timer: asyncio.TimerHandle | None = None
 
     @property
     def progress(self) -> float:
-        """Seconds of it that have passed."""
-        return self.elapsed if self.since is None else self.elapsed + self.now() - self.since
+        """Seconds of its course that lie behind it."""
+        return self.elapsed if self.since is None else self.elapsed + (self.now() - self.since) * self.rate
+
+    @property
+    def ending(self) -> float:
+        """Seconds of its course at which it ends."""
+        if self.stop is None:
+            return self.course.seconds
+        return self.course.end_of(self.stop) if isinstance(self.course, Steps) else self.course.find(self.stop)[0]
 
     @property
     def done(self) -> float:
@@ -95,34 +109,49 @@ class SimulatedDrive(Drive):
             return self.progress / self.course.seconds
         return self.course.passed(self.progress) / self.boundaries
 
+    def move(self, rate: float) -> None:
+        """Go on from here at this rate."""
+        self.elapsed, self.since, self.rate = self.progress, self.now(), rate
+
 
 class SimulatedExecutor:
-    """One device, real or a group under tensor parallelism, on which `timing` says how long things take. `counting`: to
-    count what they read, too."""
+    """One device, real or a group under tensor parallelism, on which `timing` says how long things take.
+
+    `counting`: to count what they read, too. `neighbours` are executors on the same machine: while one of them is busy,
+    this one takes `slowdown` times as long.
+    """
 
     repeats = True
 
-    def __init__(self, loop: VirtualLoop, timing: Timing, counting: Counting | None = None) -> None:
+    def __init__(
+        self, loop: VirtualLoop, timing: Timing, counting: Counting | None = None, *, slowdown: float = 1.0
+    ) -> None:
         self.on_reply: OnReply = lambda reply: None
+        self.neighbours: list[SimulatedExecutor] = []
         self._loop = loop
         self._timing = timing
         self._counting = counting
+        self._slowdown = slowdown
+        self._moving: SimulatedDrive | None = None
 
     def prepare(self, drive: int, work: Work, preempt: Preempt) -> SimulatedDrive:
         course = self._course(work) if work.repeated is None else self._steps(work, work.repeated)
         boundaries = 1 if isinstance(course, Steps) else course.boundaries
-        gate = SimulatedGate(preempt)
-        prepared = SimulatedDrive(drive, None, gate, boundaries, work, course=course, now=self._loop.now)
-        gate.on_request = lambda: self._on_request(prepared)
-        return prepared
+        return SimulatedDrive(drive, None, SimulatedGate(preempt), boundaries, work, course=course, now=self._loop.now)
 
     def start(self, drive: Drive) -> None:
-        assert isinstance(drive, SimulatedDrive)
-        drive.since = self._loop.now()
-        self._end_in(drive, drive.course.seconds - drive.elapsed, self._finish)
+        assert isinstance(drive, SimulatedDrive) and isinstance(drive.gate, SimulatedGate)
+        drive.gate.on_request = self._stop_soon
+        drive.move(self._rate)
+        if isinstance(drive.course, Steps):
+            drive.first_step = self._loop.now() + drive.course.end_of(1) / drive.rate
+        self._set(drive)
+        if drive.gate.park_requested:
+            self._stop_soon()
 
     def resume(self, drive: Drive) -> None:
-        drive.gate.park_requested = False
+        assert isinstance(drive, SimulatedDrive)
+        drive.gate.park_requested, drive.stop = False, None
         self.start(drive)
 
     async def ready(self) -> None:
@@ -158,47 +187,73 @@ class SimulatedExecutor:
     def _moves(self, work: Work) -> float:
         return sum(self._timing.hand_over(move.handed_over) for move in work.before if move.handed_over)
 
+    # How fast it goes
+
+    @property
+    def _rate(self) -> float:
+        return 1 / self._slowdown if any(other._moving is not None for other in self.neighbours) else 1.0
+
+    def _set(self, drive: SimulatedDrive | None) -> None:
+        """This drive moves from now on, or none."""
+        if (self._moving is None) != (drive is None):
+            self._moving = drive
+            for other in self.neighbours:
+                other._retime()
+        self._moving = drive
+        if drive is not None:
+            self._expect(drive)
+
+    def _retime(self) -> None:
+        """A neighbour has begun or ended."""
+        drive = self._moving
+        if drive is None or drive.rate == self._rate:
+            return
+        drive.move(self._rate)
+        if isinstance(drive.course, Steps):
+            drive.stop = drive.course.under_way(drive.progress)  # the steps that are told of together are alike
+        self._expect(drive)
+
     # How it ends
 
-    def _on_request(self, drive: SimulatedDrive) -> None:
+    def _stop_soon(self) -> None:
         """The drive stops at the first boundary ahead where its level allows it; there may be none before its end."""
-        if drive.since is None:
-            return
+        drive = self._moving
+        assert drive is not None
         if isinstance(drive.course, Steps):
-            number = drive.course.under_way(drive.progress)
-            self._end_in(drive, drive.course.end_of(number) - drive.progress, self._finish, number)
-            return
-        passed = max(drive.course.passed(drive.progress), drive.gate.passed)
-        stop = drive.course.next_stop(passed, drive.gate.level)
-        if stop is not None:
-            time, operator = drive.course.find(stop)
-            self._end_in(drive, time - drive.progress, self._park, stop, operator)
+            drive.stop = drive.course.under_way(drive.progress)
+        else:
+            passed = max(drive.course.passed(drive.progress), drive.gate.passed)
+            drive.stop = drive.course.next_stop(passed, drive.gate.level)
+        self._expect(drive)
 
-    def _end_in(self, drive: SimulatedDrive, seconds: float, end: Callable[..., None], *args: object) -> None:
+    def _expect(self, drive: SimulatedDrive) -> None:
         if drive.timer is not None:
             drive.timer.cancel()
-        drive.timer = self._loop.call_later(max(seconds, 0.0), end, drive, *args)
+        seconds = max(drive.ending - drive.progress, 0.0) / drive.rate
+        drive.timer = self._loop.call_later(seconds, self._end, drive)
 
-    def _park(self, drive: SimulatedDrive, boundary: int, operator: str) -> None:
-        assert isinstance(drive.course, Course)
-        drive.since, drive.timer = None, None
-        drive.elapsed, _ = drive.course.find(boundary)
-        drive.gate.passed, drive.gate.last = boundary, operator
-        self.on_reply(Parked(drive.id, self._loop.now()))
+    def _end(self, drive: SimulatedDrive) -> None:
+        assert isinstance(drive.gate, SimulatedGate)
+        drive.elapsed, drive.since, drive.timer, drive.gate.on_request = drive.ending, None, None, None
+        self._set(None)
+        if isinstance(drive.course, Course) and drive.stop is not None:
+            drive.gate.passed = drive.stop
+            _, drive.gate.last = drive.course.find(drive.stop)
+            self.on_reply(Parked(drive.id, self._loop.now()))
+        else:
+            drive.gate.passed = drive.boundaries
+            self.on_reply(Finished(drive.id, self._loop.now(), self._computed(drive)))
 
-    def _finish(self, drive: SimulatedDrive, steps: int | None = None) -> None:
-        """`steps`: those of several that were done, if not all."""
-        work, now = drive.work, self._loop.now()
-        assert work is not None and drive.since is not None
-        began = drive.since
-        drive.since, drive.timer = None, None
-        drive.gate.passed = drive.boundaries
+    def _computed(self, drive: SimulatedDrive) -> Computed:
+        work = drive.work
+        assert work is not None
         prefill = tuple((_TOKEN,) * len(part.draws) for part in work.prefill)
         decode = tuple((_TOKEN,) * len(part.draws) for part in work.decode)
         stretch: Stretch | None = None
         if isinstance(drive.course, Steps):
-            stretch = Stretch(began + drive.course.end_of(1), now, drive.course.count if steps is None else steps)
+            now = self._loop.now()
+            stretch = Stretch(min(drive.first_step, now), now, drive.stop or drive.course.count)
         counters: Counters | None = None
         if self._counting is not None:
             counters = self._counting.expected(work, stretch.steps if stretch else 1)
-        self.on_reply(Finished(drive.id, now, Computed(prefill, decode, stretch, counters)))
+        return Computed(prefill, decode, stretch, counters)
