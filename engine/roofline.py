@@ -26,11 +26,13 @@ class Roofline:
     def before(self, volume: Volume) -> float:
         return self.device.step + self._embed(volume)
 
-    def legs(self, first: int, last: int, volume: Volume) -> list[Leg]:
-        return [
-            Leg(layers, names, tuple(accumulate([seconds(volume) for seconds in operators])))
-            for layers, names, operators in self._stretches(first, last)
-        ]
+    def legs(self, first: int, last: int, *volumes: Volume) -> list[Leg]:
+        together = volumes[0] if len(volumes) == 1 else sum(volumes[1:], volumes[0])
+        legs = []
+        for layers, names, operators in self._stretches(first, last):
+            seconds = [sum(map(of, volumes)) if apart else of(together) for of, apart in operators]
+            legs.append(Leg(layers, names, tuple(accumulate(seconds))))
+        return legs
 
     def after(self, volume: Volume) -> float:
         return self._head(Volume(volume.drawn)) if volume.drawn else 0.0
@@ -38,13 +40,14 @@ class Roofline:
     def hand_over(self, tokens: int) -> float:
         return self.device.transfer(tokens * self.costs.kv_bytes_per_token)
 
-    def _timed_stretches(self, first: int, last: int) -> list[tuple[int, tuple[str, ...], list[Seconds]]]:
-        """Alike layers of [first, last): how many, their operators' names, and how long each of these takes."""
+    def _timed_stretches(self, first: int, last: int) -> list[tuple[int, tuple[str, ...], list[tuple[Seconds, bool]]]]:
+        """Alike layers of [first, last): how many, their operators' names, how long each of these takes, and whether it
+        computes prefills and decodes apart, as attention does."""
         return [
             (
                 layers,
                 tuple(one.name for one in operators),
-                [self.device.seconds_of(one, self.costs.tp) for one in operators],
+                [(self.device.seconds_of(one, self.costs.tp), one.flops_per_pair > 0) for one in operators],
             )
             for layers, operators in self.costs.stretches(first, last)
         ]

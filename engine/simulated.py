@@ -33,8 +33,9 @@ class Timing(Protocol):
         """From the start of a drive to its first layer: the host's work on a step, the embedding."""
         ...
 
-    def legs(self, first: int, last: int, volume: Volume) -> list[Leg]:
-        """The layers [first, last)."""
+    def legs(self, first: int, last: int, *volumes: Volume) -> list[Leg]:
+        """The layers [first, last). The rows of all volumes share every operator, but attention computes each volume by
+        itself: prefills are bound by arithmetic there, decodes by reading K and V (POD-Attention, arXiv:2410.18038)."""
         ...
 
     def after(self, volume: Volume) -> float:
@@ -170,7 +171,7 @@ class SimulatedExecutor:
         if work.decode:
             legs += timing.legs(0, work.first, decode)
         if work.prefill:
-            legs += timing.legs(work.first, work.last, both)
+            legs += timing.legs(work.first, work.last, prefill, *([decode] if decode.rows else ()))
         if work.decode:
             legs += timing.legs(work.last, work.layers, decode)
         before = self._moves(work) + timing.before(both)

@@ -42,8 +42,8 @@ class FlatTiming:
     def before(self, volume: Volume) -> float:
         return 0.0
 
-    def legs(self, first: int, last: int, volume: Volume) -> list[Leg]:
-        seconds = [cost(volume.rows)] * len(OPERATORS)
+    def legs(self, first: int, last: int, *volumes: Volume) -> list[Leg]:
+        seconds = [cost(sum(volume.rows for volume in volumes))] * len(OPERATORS)
         return [Leg(last - first, OPERATORS, tuple(accumulate(seconds)))] if last > first else []
 
     def after(self, volume: Volume) -> float:
