@@ -236,7 +236,7 @@ def test_processes_give_what_one_process_gives(tmp_path):
     async def carry(workers):
         cores = Cores(backends.simulated, workers)
         try:
-            return [await record for record in [cores(run) for run in runs]]
+            return await asyncio.gather(*map(cores, runs))
         finally:
             cores.close()
 
