@@ -106,6 +106,8 @@ class Reason:
         if a.priority is not None and b.priority is not None:
             if a.priority > 0 > b.priority:
                 return f"{one} can still be in time (slack {a.slack:+.3f} s), {two} cannot ({b.slack:+.3f} s)"
+            if first.deadline == second.deadline:
+                return f"{one} and {two} are due at the same moment, and {one} came first"
             if a.priority > 0:
                 return f"{one} is due before {two} ({first.deadline:.3f} s, {second.deadline:.3f} s)"
             late = f"late={order.late.value}" if isinstance(order, DEDF) else "this order"

@@ -107,6 +107,8 @@ def arrival(index, time, tokens, ttft):
          "A runs on: B ranks higher, but no prefill is stopped inside (preempt=never)"),
         ("flowprefill batch=alone", [(0.0, 8000, 9.0), (0.1, 500, 0.3), (0.1001, 500, 0.4)],
          "C waits: requests run alone"),
+        ("flowprefill", [(0.0, 8000, 9.0), (0.1, 5000, 0.5), (0.1, 5000, 0.5)],
+         "start B: B and C are due at the same moment, and B came first"),
         ("flowprefill order=sjf", [(0.0, 8000, 9.0), (0.1, 500, 9.0)],
          "ask A to pull over: B has less left (0.0"),
         ("flowprefill", [(0.0, 8000, 0.1), (0.1, 9000, 0.2)],
