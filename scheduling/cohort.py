@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from scheduling.order import Candidate
 from scheduling.plan import Group, Share
 from scheduling.predictor import Extent
 from scheduling.request import Request
@@ -69,3 +70,8 @@ class Cohort:
         first, last = self.layers
         done = (first + self.inside * (last - first)) / self.groups[-1][1]
         return self.predicted * (1.0 - done)
+
+    @property
+    def candidate(self) -> Candidate:
+        """The cohort as an order sees it: its head, with all that stands between it and its first token."""
+        return Candidate(self.head, self.remaining + self.later)

@@ -19,6 +19,7 @@ from typing import Protocol
 from scheduling.batch import Forming, blocks_needed
 from scheduling.cohort import Cohort, Phase
 from scheduling.order import Candidate, Rank
+from scheduling.parked import Parked
 from scheduling.plan import later_extents, next_share
 from scheduling.predictor import Predict
 from scheduling.preempt import Preempt
@@ -69,7 +70,7 @@ class Scheduler:
         self.system = system
         self.waiting = waiting_for(system.order)
         self.running: Cohort | None = None
-        self.parked: list[Cohort] = []
+        self.parked = Parked(system.order)
         self._predict = predict
         self._blocks = blocks
         self._num_layers = num_layers
@@ -91,11 +92,11 @@ class Scheduler:
     def on_parked(self, cohort: Cohort, inside: float) -> None:
         """The cohort has pulled over with its work so far; or without it, where preempting means to start over."""
         cohort.inside = inside
-        self._set_aside(cohort)
         if self.system.preempt == Preempt.RESTART:
             for request in cohort.members:
                 self._wait(request)
             cohort.members.clear()
+        self._set_aside(cohort)
 
     def on_completion(self, cohort: Cohort) -> list[Request]:
         """The cohort's slice is computed. Returns the members whose prompt is complete with it.
@@ -143,8 +144,11 @@ class Scheduler:
         self.waiting.discard(request)
         for cohort in (*self.parked, self.running):
             if cohort is not None and request in cohort.members:
+                head = cohort.head
                 cohort.members.remove(request)
                 cohort.later = 0.0 if cohort.abandoned else self._later(cohort)  # its head may be another now
+                if cohort is not self.running:
+                    self.parked.on_left(cohort, head)
 
     # The decision
 
@@ -152,8 +156,7 @@ class Scheduler:
         """What to do now: FlowPrefill's Algorithm 2."""
         # 1. Clear away what nobody waits for any more.
         refuse = tuple(self.waiting.take_refused(now))
-        close = tuple(cohort for cohort in self.parked if cohort.abandoned)
-        self.parked = [cohort for cohort in self.parked if not cohort.abandoned]
+        close = tuple(self.parked.take_abandoned())
         running = self.running
 
         # 2. A park under way ends with a reply; until then there is nothing to decide.
@@ -180,14 +183,12 @@ class Scheduler:
         return Decision(refuse, close, start=self._run(self._form(best.request, now)))
 
     def _best(self, now: float) -> Candidate | Cohort | None:
-        begun: list[Candidate | Cohort] = list(self.parked)
-        if self.running is not None:
-            begun.append(self.running)
+        begun = [cohort for cohort in (self.running, self.parked.first(now)) if cohort is not None]
         # What has begun is not overtaken, where nothing may be preempted: not even between chunks or layer groups.
         # And at the bound of what may be set aside nothing more is.
         admitted = self.waiting.first(now, admitted_only=True)
         uninterrupted = self.system.preempt == Preempt.NEVER and (begun or admitted)
-        full = sum(cohort.held_bytes for cohort in self.parked) > self._park_limit_bytes
+        full = self.parked.held_bytes > self._park_limit_bytes
         first = admitted if full or uninterrupted else self.waiting.first(now)
         best = self._first([*begun, first], now)
         if isinstance(best, Candidate) and blocks_needed(best.request, self._blocks.block_size) > self._blocks.free:
@@ -201,7 +202,7 @@ class Scheduler:
 
     def _rank(self, contender: Candidate | Cohort, now: float) -> Rank:
         if isinstance(contender, Cohort):
-            contender = Candidate(contender.head, contender.remaining + contender.later)
+            contender = contender.candidate
         return self.system.order.rank(contender, now)
 
     def _later(self, cohort: Cohort) -> float:
@@ -210,7 +211,7 @@ class Scheduler:
         return self._predict_all(cohort.head, share.stop)
 
     def _may_park(self, cohort: Cohort) -> bool:
-        held = sum(parked.held_bytes for parked in self.parked) + cohort.held_bytes
+        held = self.parked.held_bytes + cohort.held_bytes
         return self.system.preempt.inside_a_forward and held <= self._park_limit_bytes
 
     # Transitions
@@ -262,7 +263,7 @@ class Scheduler:
         cohort.phase = Phase.PARKED
         for request in cohort.members:
             request.state = State.PARKED
-        self.parked.append(cohort)
+        self.parked.add(cohort)
 
     def _retire(self, cohort: Cohort) -> None:
         assert cohort is self.running

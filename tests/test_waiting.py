@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scheduling_helpers import Device, Job
 from test_scheduling_properties import devices, jobs, rivals, seconds, systems
 
-from scheduling import scheduler
+from scheduling import parked, scheduler
 from scheduling.order import DEDF, EDF, FCFS, SEDF, SJF, Candidate, Late, Order, Rank
 from scheduling.presets import System
 from scheduling.ranked import Place, RankedList, Room, Size
@@ -123,7 +123,10 @@ def test_every_decision_is_that_of_the_resorting_queue(
         return starts, [cohort.id for cohort in played.parks], [request.state for request in played.requests]
 
     sorted_at_all_times = play()
-    with mock.patch.object(scheduler, "waiting_for", ResortingWaiting):
+    with (
+        mock.patch.object(scheduler, "waiting_for", ResortingWaiting),
+        mock.patch.object(parked, "waiting_for", ResortingWaiting),
+    ):
         assert play() == sorted_at_all_times
 
 
