@@ -194,6 +194,22 @@ def test_a7_a_preempted_request_goes_on_as_soon_as_nothing_more_urgent_is_there(
             assert max(firsts) == computed_once
 
 
+@pytest.mark.parametrize("leaves", [0, 1])
+@inside_a_forward
+def test_a7_who_is_left_of_a_preempted_cohort_goes_on(level: Preempt, leaves: int) -> None:
+    """Two are parked together, and its head or its other member leaves meanwhile."""
+    with laboratory(flowprefill(level, alone=False)) as lab:
+        mates = [lab.submit(tokens=500, slo=SLO(ttft=900.0 + i), sampling=ONE_TOKEN) for i in range(2)]
+        lab.run(0.5 * operator(1000))
+        urgent = lab.submit(tokens=1000, slo=SLO(ttft=90.0), sampling=ONE_TOKEN)
+        lab.step_until("parked")
+        lab.engine.abort(mates[leaves].id)
+        lab.run()
+        stays = mates[1 - leaves]
+        assert (urgent.state, stays.state) == (State.FINISHED, State.FINISHED)
+        assert first_token(lab, urgent) < first_token(lab, stays)
+
+
 @inside_a_forward
 def test_a7_among_equals_the_preempted_one_goes_on_first(level: Preempt) -> None:
     with laboratory(flowprefill(level)) as lab:
