@@ -112,6 +112,10 @@ class Deployment:
         """The same for all instances."""
         return self.timing
 
+    def slowdown_of(self, instance: str) -> float:
+        """None: every instance has devices of its own."""
+        return 1.0
+
 
 def profile(timing: Timing, num_layers: int) -> Predictor:
     """The TTFT predictor that measuring such a device would give (engine/profile.py)."""

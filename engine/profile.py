@@ -22,6 +22,7 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.clock import LiveClock
@@ -37,6 +38,8 @@ from scheduling.preempt import Preempt
 from scheduling.request import Sampling
 
 log = logging.getLogger(__name__)
+
+Floats = npt.NDArray[np.float64]
 
 # What is measured: single prompts, a cohort of short ones, and a chunk after a long prefix.
 SHAPES: tuple[tuple[Extent, ...], ...] = (
@@ -76,17 +79,24 @@ def fit(samples: Sequence[Sample]) -> Predictor:
         raise ValueError(f"a predictor is fitted to at least 3 samples, got {len(samples)}")
     seconds = np.array([sample.seconds for sample in samples])
     terms = np.array([_terms(sample.parts) for sample in samples])
-    kept = [0, 1, 2]
-    while True:
-        solution = np.linalg.lstsq(terms[:, kept] / seconds[:, None], np.ones(len(samples)), rcond=None)[0]
-        if (solution >= 0).all():
-            break
-        kept.pop(int(solution.argmin()))
-    coefficients = np.zeros(3)
-    coefficients[kept] = solution
+    coefficients = fit_terms(terms, seconds)
     errors = np.abs(terms @ coefficients / seconds - 1)
     per_step, per_token, per_pair = (float(c) for c in coefficients)
     return Predictor(per_step, per_token, per_pair, float(errors.mean()), float(errors.max()))
+
+
+def fit_terms(terms: Floats, seconds: Floats) -> Floats:
+    """Coefficients of the columns of `terms`, [samples, terms], that give `seconds`: least squares of the relative
+    error. None is negative: a term that would be is left out."""
+    kept = list(range(terms.shape[1]))
+    while True:
+        solution = np.linalg.lstsq(terms[:, kept] / seconds[:, None], np.ones(len(seconds)), rcond=None)[0]
+        if (solution >= 0).all():
+            break
+        kept.pop(int(solution.argmin()))
+    coefficients = np.zeros(terms.shape[1])
+    coefficients[kept] = solution
+    return coefficients
 
 
 def _terms(parts: Sequence[Extent]) -> list[float]:
@@ -95,14 +105,7 @@ def _terms(parts: Sequence[Extent]) -> list[float]:
 
 def load_or_measure(model: LanguageModel, name: str, threads: int, *, fresh: bool = False) -> Profile:
     """This machine's profile of a model at a thread count: from the user's cache, else (or if `fresh`) measured now."""
-    provenance = {
-        "model": name,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "kv_dtype": str(model.cache_dtype).removeprefix("torch."),
-        "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else _processor(),
-        "threads": str(threads),
-        "torch": torch.__version__,
-    }
+    provenance = provenance_of(model, name, threads)
     key = sha256(json.dumps(provenance, sort_keys=True).encode()).hexdigest()[:16]
     path = cache_dir() / "profiles" / f"{key}.json"
     if not fresh and (profile := _read(path)) is not None:
@@ -115,6 +118,18 @@ def load_or_measure(model: LanguageModel, name: str, threads: int, *, fresh: boo
     temporary.write_text(json.dumps(asdict(profile), indent=1))
     temporary.replace(path)
     return profile
+
+
+def provenance_of(model: LanguageModel, name: str, threads: int) -> dict[str, str]:
+    """What a measurement of `model` is true for."""
+    return {
+        "model": name,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "kv_dtype": str(model.cache_dtype).removeprefix("torch."),
+        "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else _processor(),
+        "threads": str(threads),
+        "torch": torch.__version__,
+    }
 
 
 def measure(model: LanguageModel, threads: int, shapes: Sequence[tuple[Extent, ...]] = SHAPES) -> list[Sample]:

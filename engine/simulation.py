@@ -65,6 +65,10 @@ class Site(Protocol):
 
     def timing_of(self, instance: str) -> Timing: ...
 
+    def slowdown_of(self, instance: str) -> float:
+        """How much longer its drives take while another instance is busy on the same machine; 1: it has its own."""
+        ...
+
 
 def simulate(
     system: System,
@@ -85,8 +89,16 @@ def simulate(
     loop = VirtualLoop()
     counting = Counting(deployment.costs) if counters else None
 
+    executors: list[SimulatedExecutor] = []
+
     def make_executor(name: str, threads: int, forwards: Forwards) -> Executor:
-        return SimulatedExecutor(loop, deployment.timing_of(name), counting)
+        slowdown = deployment.slowdown_of(name)
+        executor = SimulatedExecutor(loop, deployment.timing_of(name), counting, slowdown=slowdown)
+        for other in executors if slowdown > 1 else ():
+            executor.neighbours.append(other)
+            other.neighbours.append(executor)
+        executors.append(executor)
+        return executor
 
     devices = deployment.devices(system)
     config = deployment.engine_config(system)

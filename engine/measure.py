@@ -1,0 +1,268 @@
+"""Measure this machine for the simulator: operators, decode steps, and how much prefills and decodes slow each other.
+
+1. Operators: prefill passes of several shapes, alone, on an executor as in serving, with the clock read at every gate.
+2. Decode steps and what both sides cost each other: by serving, since the work between steps is part of a step.
+
+Takes about a minute for a model of 135M on one core, and must have the machine for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from statistics import median
+
+from engine.clock import Clock, LiveClock
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.executor import Failed, Forwards, Reply, ThreadExecutor
+from engine.forward import LanguageModel
+from engine.gate import Gate
+from engine.machine import MachineProfile, PassSample, StepSample
+from engine.profile import provenance_of
+from engine.sampling import Draw
+from engine.timeline import Event, Kind
+from engine.work import Part, Work
+from kv.cache import KVCache
+from scheduling.batch import Alone
+from scheduling.order import FCFS
+from scheduling.plan import Whole
+from scheduling.predictor import Extent
+from scheduling.preempt import Preempt
+from scheduling.presets import System
+from scheduling.request import Sampling
+
+PASSES: tuple[tuple[Extent, ...], ...] = (
+    *(((0, tokens),) for tokens in (16, 32, 64, 128, 256, 512, 1024, 2048)),
+    ((256, 256),),
+    ((512, 64),),
+    ((512, 512),),
+    ((1024, 256),),
+    ((1536, 512),),
+    ((0, 64),) * 4,
+    ((0, 16),) * 8,
+    ((0, 128),) * 4,
+)
+STEPS = ((1, 64), (2, 64), (4, 64), (8, 64), (16, 64), (32, 64), (8, 768))  # (sequences, tokens of context)
+BESIDE = (8, 512)  # (decoding sequences, prefilled tokens) when both are busy
+_ROUNDS = 5
+_STEPS_TIMED = 24
+_TOKENS = 500  # of a request that decodes while others are measured: enough to be there all the time
+_BLOCK_SIZE = 16
+
+
+class TimedGate(Gate):
+    """Reads the clock at every boundary, and never parks."""
+
+    __slots__ = ("_clock", "stamps")
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(Preempt.NEVER)
+        self._clock = clock
+        self.stamps: list[float] = []
+
+    def operator(self, name: str) -> Gate:
+        self.stamps.append(self._clock.now())
+        return super().operator(name)
+
+
+async def measure(model: LanguageModel, name: str, config: EngineConfig) -> MachineProfile:
+    """A profile of `model` on an engine set up as `config` says. Raises RuntimeError if a forward pass fails."""
+    prefill_threads, decode_threads = config.threads()
+    passes = await measure_passes(model, prefill_threads)
+    steps = [await measure_steps(model, config, *shape) for shape in STEPS]
+    prefill_slowdown, decode_slowdown = await measure_slowdowns(model, config, *BESIDE)
+    provenance = provenance_of(model, name, prefill_threads) | {
+        "decode_threads": str(decode_threads),
+        "measured": time.strftime("%Y-%m-%d"),
+    }
+    return MachineProfile(
+        provenance, model.layer_operators(0), tuple(passes), tuple(steps), prefill_slowdown, decode_slowdown
+    )
+
+
+async def measure_passes(
+    model: LanguageModel, threads: int, shapes: Sequence[tuple[Extent, ...]] = PASSES
+) -> list[PassSample]:
+    """Every shape that fits the model's context, `_ROUNDS` times in turn, so that a slow moment hits all alike."""
+    limit = model.config.context_length
+    shapes = [shape for shape in shapes if all(context + tokens < limit for context, tokens in shape)]
+    clock, replies = LiveClock(), asyncio.Queue[Reply]()
+    blocks = max(sum(_blocks(context + tokens) for context, tokens in shape) for shape in shapes)
+    cache = _zeroed_cache(model, blocks)
+    forwards = Forwards(model, cache)
+    executor = ThreadExecutor("measure", clock, forwards, threads=threads)
+    executor.on_reply = replies.put_nowait
+    await executor.ready()
+    seen: dict[int, list[PassSample]] = defaultdict(list)
+    try:
+        for number in range(_ROUNDS + 1):
+            for index, shape in enumerate(shapes):
+                gate = TimedGate(clock)
+                drive = forwards.drive(index, _prefill(model, shape), gate)
+                began = clock.now()
+                executor.start(drive)
+                reply = await replies.get()
+                if isinstance(reply, Failed):
+                    raise RuntimeError(f"a forward pass failed while measuring: {reply.error}")
+                if number:  # the first round warms up
+                    seen[index].append(_sample(shape, began, gate.stamps, reply.time, model))
+    finally:
+        await executor.close()
+    return [_median_sample(samples) for samples in seen.values()]
+
+
+def _sample(
+    shape: tuple[Extent, ...], began: float, stamps: Sequence[float], ended: float, model: LanguageModel
+) -> PassSample:
+    """Operator times are medians over the layers; the first operator's own time is taken off what is before it."""
+    size = len(model.layer_operators(0))
+    gaps = [after - before for before, after in pairwise(stamps)]
+    # gaps[i] is the time of operator i + 1: those of operator o are every size-th from o - 1 on.
+    operators = tuple(median(gaps[(o - 1) % size :: size]) for o in range(size))
+    return PassSample(shape, max(0.0, stamps[0] - began - operators[0]), operators, ended - stamps[-1])
+
+
+def _median_sample(samples: Sequence[PassSample]) -> PassSample:
+    operators = tuple(median(times) for times in zip(*(sample.operators for sample in samples), strict=True))
+    return PassSample(samples[0].parts, median(s.before for s in samples), operators, median(s.after for s in samples))
+
+
+def _prefill(model: LanguageModel, shape: tuple[Extent, ...]) -> Work:
+    ends = list(accumulate(_blocks(context + tokens) for context, tokens in shape))
+    draws = (Draw(Sampling(), seed=0, index=0, position=0),)
+    parts = tuple(
+        Part(_prompt(model, tokens), context, tuple(range(end - _blocks(context + tokens), end)), draws)
+        for (context, tokens), end in zip(shape, ends, strict=True)
+    )
+    layers = model.config.num_layers
+    return Work(layers, parts, last=layers)
+
+
+async def measure_steps(model: LanguageModel, config: EngineConfig, sequences: int, context: int) -> StepSample:
+    """Serve so many requests side by side, with nothing to prefill."""
+    watch = _Watch()
+    engine = await _serving(model, config, watch)
+    try:
+        for _ in range(sequences):
+            _decode(engine, context, _TOKENS)
+        while len(watch.steps_of(sequences)) < _STEPS_TIMED:
+            await asyncio.sleep(0.01)
+    finally:
+        await engine.stop()
+    seconds = median(watch.steps_of(sequences)[:_STEPS_TIMED])
+    return StepSample(sequences, context + _STEPS_TIMED / 2, seconds)
+
+
+async def measure_slowdowns(
+    model: LanguageModel, config: EngineConfig, sequences: int, tokens: int
+) -> tuple[float, float]:
+    """(prefill, decode): seconds beside the other over seconds alone, of a prompt of `tokens` and of steps of
+    `sequences`."""
+    watch = _Watch()
+    engine = await _serving(model, config, watch)
+    try:
+        for _ in range(_ROUNDS):
+            await _finished(engine, tokens)
+        alone = median(watch.prefills)
+        watch.prefills.clear()
+        for _ in range(sequences):
+            _decode(engine, 64, 3 * _TOKENS)
+        while len(watch.steps_of(sequences)) < _STEPS_TIMED:
+            await asyncio.sleep(0.01)
+        step_alone = median(watch.steps_of(sequences))
+        watch.prefills.clear()
+        watch.beside.clear()
+        while len(watch.prefills) < _ROUNDS or len(watch.beside) < _STEPS_TIMED:
+            await _finished(engine, tokens)
+    finally:
+        await engine.stop()
+    return max(1.0, median(watch.prefills) / alone), max(1.0, median(watch.beside) / step_alone)
+
+
+class _Watch:
+    """A sink: how long prefills took, and decode steps of each batch size, by whether a prefill ran meanwhile."""
+
+    def __init__(self) -> None:
+        self.prefills: list[float] = []
+        self.beside: list[float] = []  # steps during which a prefill ran, at least for a part of it
+        self._alone: dict[int, list[float]] = defaultdict(list)
+        self._prefill_since: float | None = None
+        self._disturbed = False  # a prefill has begun or ended since the last step ended
+        self._step = (0, 0.0)  # sequences of the last step, and when it ended
+        self._sequences: dict[int, int] = {}  # of the decode drives under way
+
+    def steps_of(self, sequences: int) -> list[float]:
+        """Seconds from the end of one step to the end of the next, of steps of so many with no prefill beside."""
+        return self._alone[sequences]
+
+    def __call__(self, event: Event) -> None:
+        if event.instance is None or event.drive is None:
+            return
+        prefill = event.instance.startswith("prefill")
+        if event.kind is Kind.STARTED:
+            if prefill:
+                self._prefill_since, self._disturbed = event.time, True
+            else:
+                self._sequences[event.drive] = event.data["tokens"]
+        elif event.kind is Kind.COMPLETED:
+            if prefill:
+                assert self._prefill_since is not None
+                self.prefills.append(event.time - self._prefill_since)
+                self._prefill_since, self._disturbed = None, True
+            else:
+                self._on_step(self._sequences.pop(event.drive), event.time)
+
+    def _on_step(self, sequences: int, time: float) -> None:
+        before, ended = self._step
+        if before == sequences:
+            alone = self._prefill_since is None and not self._disturbed
+            (self._alone[sequences] if alone else self.beside).append(time - ended)
+        self._step, self._disturbed = (sequences, time), False
+
+
+async def _serving(model: LanguageModel, config: EngineConfig, watch: _Watch) -> Engine:
+    system = System(FCFS(), Alone(), Whole(), Preempt.NEVER)
+    engine = Engine(model, replace(config, system=system))
+    engine.timeline.add(watch)
+    await engine.start()
+    return engine
+
+
+def _decode(engine: Engine, context: int, tokens: int) -> asyncio.Task[None]:
+    """Serve one request, and read what comes."""
+    sampling = Sampling(max_tokens=tokens, ignore_eos=True)
+    request = engine.submit(_prompt(engine.model, context), sampling=sampling)
+
+    async def read() -> None:
+        async for _ in engine.stream(request):
+            pass
+
+    return asyncio.create_task(read())
+
+
+async def _finished(engine: Engine, tokens: int) -> None:
+    """Prefill one prompt, and nothing more."""
+    await _decode(engine, tokens, 1)
+
+
+def _prompt(model: LanguageModel, tokens: int) -> list[int]:
+    return [7 * i % model.config.vocab_size for i in range(tokens)]
+
+
+def _blocks(tokens: int) -> int:
+    return -(-tokens // _BLOCK_SIZE)
+
+
+def _zeroed_cache(model: LanguageModel, blocks: int) -> KVCache:
+    """With zeros where a prompt's context would be."""
+    shape = model.config
+    heads = (shape.num_kv_heads, shape.head_dim)
+    cache = KVCache(shape.num_layers, blocks, _BLOCK_SIZE, *heads, model.cache_dtype, model.device)
+    for tensor in (*cache.key, *cache.value):
+        tensor.zero_()
+    return cache

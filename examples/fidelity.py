@@ -1,0 +1,169 @@
+"""How true the simulator is: the same requests live on this machine, twice, and in simulation.
+
+    python -m examples.fidelity [--seconds 60] [--json FILE]
+
+1. Measure this machine: operators, decode steps, and what prefills and decodes cost each other (engine/measure.py).
+2. Scale the QwenTrace-like workload to it: lengths, and with them the systems' chunks and budgets, by --length-scale;
+   SLOs by the time of 1,024 tokens so scaled.
+3. Find each system's knee in simulation: the highest rate of which 90 % get their first token in time.
+4. At .3, .6 and .8 of it, serve the same arrivals live, live again, and simulated.
+
+The simulation's distance from the two live runs stands beside their own distance, below which no simulation can be
+expected to come. Aim: within 10 %, or 1.5 times the live runs' own difference where that is more. Needs the machine for
+itself: about 25 minutes at 60 seconds a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.deployment import profile
+from engine.engine import Engine
+from engine.machine import MachineProfile, MeasuredTiming, ThisMachine
+from engine.measure import measure
+from engine.metrics import RequestRows, Row
+from engine.simulation import simulate
+from examples.arrivals import Arrival, scaled
+from examples.backends import simulated_arrival
+from examples.command import Outputs, Parser, items, positive, share
+from examples.demo import warm_up
+from examples.driving import run
+from examples.fidelity_report import Comparison, table
+from examples.open_loop import replay
+from examples.search import highest
+from examples.slos import A800_1K_PREFILL
+from examples.workload import at_rate, open_workload
+from models.decoder import Model
+from models.load import load_model
+from scheduling.batch import FillBudget, FillChunks, SLOAware
+from scheduling.plan import Chunked
+from scheduling.presets import System, preset
+
+SYSTEMS = ("distserve", "distserve-cp2k", "flowprefill")
+LOADS = (0.3, 0.6, 0.8)  # shares of the knee
+TARGET = 0.9  # TTFT attainment at the knee
+KNEE_REQUESTS = 400
+KV_BYTES = 1 << 30
+MAX_OUTPUT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The model here, and what is known of its speed. Live and simulated engines have the same configuration."""
+
+    model: Model
+    profile: MachineProfile
+    config: EngineConfig
+    length_scale: float
+
+    @property
+    def site(self) -> ThisMachine:
+        return ThisMachine(self.model.config, self.profile, self.config, self.model.dtype)
+
+    def system(self, name: str) -> System:
+        """The preset, with what it counts in tokens scaled as the lengths are."""
+        system = preset(name)
+        batch, plan = system.batch, system.plan
+        if isinstance(batch, FillBudget | FillChunks | SLOAware):
+            batch = replace(batch, budget=round(batch.budget * self.length_scale))
+        if isinstance(plan, Chunked):
+            size, above = plan.size * self.length_scale, plan.above * self.length_scale
+            plan = replace(plan, size=round(size), above=round(above))
+        return replace(system, batch=batch, plan=plan)
+
+    def arrivals(self, n: int, rate: float) -> list[Arrival]:
+        """`n` of the workload's, scaled to this machine."""
+        workload = open_workload("qwen")
+        slo = self.config.predictor([(0, round(1024 * self.length_scale))]) / A800_1K_PREFILL
+        scale = self.length_scale
+        return scaled(
+            at_rate(workload.draw(n), workload, rate), prompt=scale, output=scale, max_output=MAX_OUTPUT, slo=slo
+        )
+
+    def simulated(self, system: System, arrivals: Sequence[Arrival]) -> list[Row]:
+        return in_order(simulate(system, map(simulated_arrival, arrivals), self.site).rows)
+
+    async def live(self, system: System, arrivals: Sequence[Arrival]) -> list[Row]:
+        engine = Engine(self.model, replace(self.config, system=system))
+        await engine.start()
+        await warm_up(engine)
+        rows = RequestRows()
+        engine.timeline.add(rows)
+        await replay(engine, arrivals, drain_seconds=arrivals[-1].time)
+        await engine.stop()
+        return in_order(rows.rows)
+
+    async def knee(self, system: System) -> float:
+        """In requests per second, by simulation."""
+
+        async def holds(rate: float) -> bool:
+            # In a thread of its own: a virtual event loop does not run inside a real one.
+            rows = await asyncio.to_thread(self.simulated, system, self.arrivals(KNEE_REQUESTS, rate))
+            return sum(row.meets_ttft is True for row in rows) >= TARGET * len(rows)
+
+        edge = await highest(holds, 1.0)
+        if edge.value is None:
+            raise ValueError("no rate is low enough for 90 % of the first tokens to come in time")
+        return edge.value
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: row.id)
+
+
+async def prepare(name: str, length_scale: float) -> Machine:
+    """Load the model and measure it."""
+    model = load_model(name)
+    config = EngineConfig(kv_bytes=KV_BYTES)
+    measured = await measure(model, name, config)
+    predictor = profile(MeasuredTiming(measured, model.config.num_layers), model.config.num_layers)
+    return Machine(model, measured, replace(config, predictor=predictor), length_scale)
+
+
+def study(machine: Machine, systems: Sequence[str], loads: Sequence[float], seconds: float) -> list[Comparison]:
+    comparisons = []
+    for name in systems:
+        system = machine.system(name)
+        knee = run(machine.knee(system))
+        print(f"{name}: knee at {knee:.2f} requests/s", file=sys.stderr)
+        for load in loads:
+            rate = load * knee
+            arrivals = machine.arrivals(max(10, round(rate * seconds)), rate)
+            simulated = machine.simulated(system, arrivals)
+            live = [run(machine.live(system, arrivals)) for _ in range(2)]
+            comparisons.append(Comparison.of(name, load, rate, live[0], live[1], simulated))
+            print(table(comparisons[-1:], heading=len(comparisons) == 1), file=sys.stderr)
+    return comparisons
+
+
+def main() -> int:
+    parser = Parser("fidelity", __doc__)
+    parser.add_argument("--model", default="smollm2", help="toy, smollm2, a folder, or org/name of the hub")
+    parser.add_argument("--systems", type=items(str), default=list(SYSTEMS))
+    parser.add_argument("--loads", type=items(share), default=list(LOADS), help="shares of each system's knee")
+    parser.add_argument("--seconds", type=positive, default=60.0, help="of arrivals in each live run")
+    parser.add_argument("--length-scale", type=share, default=0.125, help="of prompts, outputs, chunks and budgets")
+    parser.add_argument("--json", type=Path, help="write the comparisons, and the profile that they rest on")
+    args = parser.parse_args()
+    with parser.user_errors():
+        for name in args.systems:
+            preset(name)
+        outputs = Outputs(args.json)
+    machine = run(prepare(args.model, args.length_scale))
+    comparisons = study(machine, args.systems, args.loads, args.seconds)
+    print(table(comparisons))
+    if args.json is not None:
+        found = {"comparisons": [c.as_dict() for c in comparisons], "profile": asdict(machine.profile)}
+        outputs.add(args.json, json.dumps(found, indent=1) + "\n")
+        outputs.commit()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

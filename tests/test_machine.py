@@ -1,0 +1,194 @@
+"""This machine in simulation: the profile becomes the times it was made of, and neighbours slow each other down."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.course import Leg
+from engine.engine import Engine
+from engine.executor import Finished, Parked, Reply, park
+from engine.machine import MachineProfile, MeasuredTiming, PassSample, StepSample, ThisMachine
+from engine.measure import measure_passes, measure_slowdowns, measure_steps
+from engine.metrics import RequestRows
+from engine.simulated import SimulatedExecutor, pass_seconds
+from engine.simulation import Arrival, simulate
+from engine.virtual import VirtualLoop
+from engine.work import Part, Repeated, Work
+from models.costs import Volume
+from models.load import load_model
+from models.toy import toy_config
+from scheduling.predictor import Predictor
+from scheduling.preempt import Preempt
+from scheduling.presets import preset
+
+OPERATORS = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj")
+LAYERS = toy_config().num_layers
+
+
+def truth(*parts: tuple[int, int]) -> PassSample:
+    """A machine on which rows take 10 us in each projection, and pairs 20 ns in attention."""
+    volume = sum((Volume.of(context, tokens, drawn=1) for context, tokens in parts), Volume())
+    projection = 50e-6 + 10e-6 * volume.rows
+    attention = 30e-6 * volume.sequences + 20e-9 * volume.pairs
+    return PassSample(parts, 1e-3, (projection, attention, projection, projection, projection), 2e-3)
+
+
+PROFILE = MachineProfile(
+    provenance={},
+    operators=OPERATORS,
+    passes=(*(truth((0, n)) for n in (16, 64, 256, 1024)), truth((512, 64)), truth(*((0, 16),) * 4)),
+    steps=(
+        *(StepSample(n, 100, 0.010 + 0.002 * n + 1e-6 * 100 * n) for n in (1, 2, 4, 8)),
+        StepSample(4, 1100, 0.010 + 0.008 + 1e-6 * 4400),
+    ),
+    prefill_slowdown=1.5,
+    decode_slowdown=2.0,
+)
+
+
+@pytest.mark.parametrize("parts", [((0, 16),), ((0, 500),), ((0, 3000),), ((700, 256),), ((0, 128), (0, 30))])
+def test_prefills_take_what_was_measured_and_what_lies_between(parts: tuple[tuple[int, int], ...]) -> None:
+    timing, expected = MeasuredTiming(PROFILE, LAYERS), truth(*parts)
+    volume = expected.volume
+    assert timing.before(volume) == pytest.approx(1e-3) and timing.after(volume) == pytest.approx(2e-3)
+    (leg,) = timing.legs(1, 3, volume)
+    assert leg.operators == OPERATORS and leg.layers == 2
+    ends = [sum(expected.operators[: i + 1]) for i in range(len(OPERATORS))]
+    assert list(leg.ends) == pytest.approx(ends, rel=1e-3)
+    assert timing.hand_over(1000) == 0.0
+
+
+@pytest.mark.parametrize(("sequences", "context"), [(1, 100), (3, 100), (8, 2000), (16, 50)])
+def test_decode_steps_take_what_was_measured_with_all_that_is_between_them(sequences: int, context: int) -> None:
+    timing = MeasuredTiming(PROFILE, LAYERS)
+    keys = sequences * context
+    volume = Volume(sequences, keys, keys, sequences, sequences)
+    expected = 0.010 + 0.002 * sequences + 1e-6 * keys
+    assert pass_seconds(timing, LAYERS, volume) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_pass_of_both_reads_the_projections_once() -> None:
+    timing = MeasuredTiming(PROFILE, LAYERS)
+    prefill, decode = Volume.of(0, 200, drawn=1), Volume(8, 8000, 8000, 8, 8)
+    (leg,) = timing.legs(0, LAYERS, prefill, decode)
+    assert leg.ends[0] == pytest.approx(50e-6 + 10e-6 * 208)
+    attention = leg.ends[1] - leg.ends[0]
+    assert attention == pytest.approx(30e-6 + 20e-9 * 200 * 201 / 2 + 1e-6 * 8000 / LAYERS)
+
+
+class SecondTiming:
+    """Every operator takes a second."""
+
+    def before(self, volume: Volume) -> float:
+        return 0.0
+
+    def legs(self, first: int, last: int, *volumes: Volume) -> list[Leg]:
+        return [Leg(last - first, ("attention",), (1.0,))]
+
+    def after(self, volume: Volume) -> float:
+        return 0.0
+
+    def hand_over(self, tokens: int) -> float:
+        return 0.0
+
+
+def test_neighbours_slow_each_other_down_while_both_are_busy() -> None:
+    loop = VirtualLoop()
+    prefill = SimulatedExecutor(loop, SecondTiming(), slowdown=2.0)
+    decode = SimulatedExecutor(loop, SecondTiming(), slowdown=4.0)
+    prefill.neighbours, decode.neighbours = [decode], [prefill]
+    replies: list[Reply] = []
+    prefill.on_reply = decode.on_reply = replies.append
+    long = prefill.prepare(1, Work(10, (Part([1], 0, ()),), last=10), Preempt.OPERATOR)
+    short = decode.prepare(2, Work(2, (Part([1], 0, ()),), last=2), Preempt.NEVER)
+    loop.call_at(0.0, prefill.start, long)  # ten seconds of work, alone until 3
+    loop.call_at(3.0, decode.start, short)  # two seconds of work, never alone: until 11
+    loop.call_at(5.5, lambda: replies.append(Parked(0, long.done)))  # a look at it: 3 + 2.5 / 2 = 4.25 of 10 seconds
+    loop.run_until_complete(asyncio.sleep(100))
+    assert [(type(reply), reply.drive, reply.time) for reply in replies] == [
+        (Parked, 0, 0.4),
+        (Finished, 2, 11.0),  # until then the long one has done 3 + 8 / 2 = 7 seconds of its work
+        (Finished, 1, 14.0),
+    ]
+    loop.close()
+
+
+def test_steps_end_together_with_a_change_of_pace() -> None:
+    loop = VirtualLoop()
+    prefill = SimulatedExecutor(loop, SecondTiming(), slowdown=2.0)
+    decode = SimulatedExecutor(loop, SecondTiming(), slowdown=2.0)
+    prefill.neighbours, decode.neighbours = [decode], [prefill]
+    replies: list[Reply] = []
+    decode.on_reply = replies.append
+    steps = Work(1, repeated=Repeated(Volume(1, 5, 5, 1, 1), 10))
+    loop.call_at(0.0, decode.start, decode.prepare(1, steps, Preempt.SLICE))
+    other = prefill.prepare(2, Work(10, (Part([1], 0, ()),), last=10), Preempt.OPERATOR)
+    loop.call_at(2.5, prefill.start, other)
+    loop.call_at(2.6, park, other)  # parks at the boundary after its first second, which takes two
+    loop.run_until_complete(asyncio.sleep(100))
+    (reply,) = replies
+    assert isinstance(reply, Finished) and reply.value.stretch == (1.0, 3.5, 3)  # the third took half a second longer
+    loop.close()
+
+
+def test_the_engine_of_this_machine_runs_in_simulation() -> None:
+    config = EngineConfig(kv_bytes=1 << 20, predictor=Predictor(3e-3, 4e-5 * LAYERS))
+    site = ThisMachine(toy_config(), PROFILE, config)
+    arrivals = [Arrival(0.05 * i, 40 + 100 * (i % 7), 5 + i % 30) for i in range(50)]
+    rows = simulate(preset("flowprefill"), arrivals, site).rows
+    assert [row.finish for row in rows] == ["finished"] * 50
+    apart = simulate(preset("flowprefill"), arrivals, ThisMachine(toy_config(), _undisturbed(), config)).rows
+    assert sum(row.ttft or 0 for row in apart) < sum(row.ttft or 0 for row in rows)
+    with pytest.raises(ValueError, match="needs num_blocks or kv_bytes"):
+        ThisMachine(toy_config(), PROFILE, EngineConfig())
+
+
+def _undisturbed() -> MachineProfile:
+    return replace(PROFILE, prefill_slowdown=1.0, decode_slowdown=1.0)
+
+
+def test_measuring_gives_times_for_every_shape_step_and_slowdown() -> None:
+    model = load_model("toy")
+    config = EngineConfig(num_blocks=512, block_size=16)
+
+    async def measure() -> tuple[list[PassSample], StepSample, tuple[float, float]]:
+        passes = await measure_passes(model, 1, (((0, 8),), ((0, 32),), ((16, 8),), ((0, 8),) * 2, ((0, 9999),)))
+        return passes, await measure_steps(model, config, 2, 8), await measure_slowdowns(model, config, 2, 16)
+
+    passes, step, slowdowns = asyncio.run(measure())
+    assert [sample.parts for sample in passes] == [((0, 8),), ((0, 32),), ((16, 8),), ((0, 8),) * 2]  # 9,999 do not fit
+    for sample in passes:
+        assert len(sample.operators) == len(OPERATORS) and min(*sample.operators, sample.after) > 0
+    assert step.sequences == 2 and step.seconds > 0
+    assert min(slowdowns) >= 1
+
+
+def test_a_model_that_fails_is_an_error_and_not_a_profile() -> None:
+    from engine.fake import FakeModel
+
+    with pytest.raises(RuntimeError, match="failed while measuring"):
+        asyncio.run(measure_passes(FakeModel(fail_on=7), 1, (((0, 8),),)))
+
+
+def test_the_live_engine_and_the_simulated_one_have_the_same_blocks() -> None:
+    model = load_model("toy")
+    config = EngineConfig(kv_bytes=1 << 20)
+    live = Engine(model, config).devices
+    simulated = ThisMachine(model.config, PROFILE, config, model.dtype).devices(config.system)
+    assert [device.pool.quotas.keys() for device in live] == [device.pool.quotas.keys() for device in simulated]
+    for one, other in zip(live, simulated, strict=True):
+        assert [q.limit for q in one.pool.quotas.values()] == [q.limit for q in other.pool.quotas.values()]
+        assert one.held_bytes_per_token == other.held_bytes_per_token
+
+
+def test_rows_are_those_of_the_live_engine() -> None:
+    """The same kinds of ends and counts, whatever the times."""
+    config = EngineConfig(kv_bytes=1 << 20)
+    arrivals = [Arrival(0.0, 5, 4), Arrival(0.01, 9, 1), Arrival(0.02, 30, 7)]
+    rows = RequestRows()
+    simulate(preset("distserve"), arrivals, ThisMachine(toy_config(), PROFILE, config), rows=rows)
+    assert sorted((row.prompt_tokens, row.output_tokens) for row in rows.rows) == [(5, 4), (9, 1), (30, 7)]
