@@ -207,7 +207,7 @@ def test_a7_who_is_left_of_a_preempted_cohort_goes_on(level: Preempt, leaves: in
         lab.run()
         stays = mates[1 - leaves]
         assert (urgent.state, stays.state) == (State.FINISHED, State.FINISHED)
-        assert first_token(lab, urgent) < first_token(lab, stays)
+        assert first_token(lab, urgent) <= first_token(lab, stays)  # or together, where both have to start
 
 
 @inside_a_forward

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -12,6 +13,7 @@ import pytest
 from scheduling_helpers import Device, Job
 
 from engine.lab import Lab
+from engine.options import add_engine_arguments, system_from_args
 from examples import my_order
 from scheduling.batch import Alone, Batch, FillBudget, FillChunks, SLOAware
 from scheduling.change import ANSWERS, change
@@ -169,6 +171,23 @@ def test_every_answer_can_be_named(key: str) -> None:
 def test_a_change_that_is_none_is_told_what_is_possible(system: str, setting: str, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         change(preset(system), setting)
+
+
+@pytest.mark.parametrize(
+    ("line", "settings"),
+    [
+        ("--system distserve --order s-edf", ["order=s-edf"]),
+        ("--system restart --order examples.my_order:ShortestFirst", ["order=examples.my_order:ShortestFirst"]),
+        ("--system flowprefill --preempt half_layer --late aged", ["preempt=half-layer", "late=aged"]),
+        ("--system flowprefill-release --token-budget 512", ["budget=512"]),
+        ("--system distserve-cp2k --order edf --preempt never", ["order=edf", "preempt=never"]),
+    ],
+)
+def test_the_command_line_changes_answers_too(line: str, settings: list[str]) -> None:
+    parser = ArgumentParser()
+    add_engine_arguments(parser)
+    args = parser.parse_args(line.split())
+    assert system_from_args(args) == change(preset(args.system), *settings)
 
 
 # Orders by import path
