@@ -9,10 +9,11 @@ how much longer it takes while the other is busy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,6 +65,21 @@ class MachineProfile:
     steps: tuple[StepSample, ...]
     prefill_slowdown: float
     decode_slowdown: float
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> MachineProfile:
+        """From what `dataclasses.asdict` gave, read back. KeyError, TypeError or ValueError if it is something else."""
+        return cls(
+            provenance=dict(data["provenance"]),
+            operators=tuple(data["operators"]),
+            passes=tuple(
+                PassSample(tuple((c, t) for c, t in p["parts"]), p["before"], tuple(p["operators"]), p["after"])
+                for p in data["passes"]
+            ),
+            steps=tuple(StepSample(**step) for step in data["steps"]),
+            prefill_slowdown=float(data["prefill_slowdown"]),
+            decode_slowdown=float(data["decode_slowdown"]),
+        )
 
 
 class MeasuredTiming:

@@ -9,10 +9,12 @@ Takes about a minute for a model of 135M on one core, and must have the machine 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
 from statistics import median
 
@@ -23,7 +25,7 @@ from engine.executor import Failed, Forwards, Reply, ThreadExecutor
 from engine.forward import LanguageModel
 from engine.gate import Gate
 from engine.machine import MachineProfile, PassSample, StepSample
-from engine.profile import provenance_of
+from engine.profile import cached_at, provenance_of, write_json
 from engine.sampling import Draw
 from engine.timeline import Event, Kind
 from engine.work import Part, Work
@@ -70,19 +72,34 @@ class TimedGate(Gate):
         return super().operator(name)
 
 
+async def load_or_measure(
+    model: LanguageModel, name: str, config: EngineConfig, *, fresh: bool = False
+) -> MachineProfile:
+    """From the user's cache, else (or if `fresh`) measured now and kept there."""
+    provenance = _provenance(model, name, config)
+    path = cached_at(provenance, "machine-")
+    if not fresh:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return MachineProfile.from_json(json.loads(path.read_text()))
+    measured = await measure(model, name, config)
+    write_json(path, asdict(measured))
+    return measured
+
+
 async def measure(model: LanguageModel, name: str, config: EngineConfig) -> MachineProfile:
     """A profile of `model` on an engine set up as `config` says. Raises RuntimeError if a forward pass fails."""
-    prefill_threads, decode_threads = config.threads()
-    passes = await measure_passes(model, prefill_threads)
+    passes = await measure_passes(model, config.threads()[0])
     steps = [await measure_steps(model, config, *shape) for shape in STEPS]
     prefill_slowdown, decode_slowdown = await measure_slowdowns(model, config, *BESIDE)
-    provenance = provenance_of(model, name, prefill_threads) | {
-        "decode_threads": str(decode_threads),
-        "measured": time.strftime("%Y-%m-%d"),
-    }
+    provenance = _provenance(model, name, config) | {"measured": time.strftime("%Y-%m-%d")}
     return MachineProfile(
         provenance, model.layer_operators(0), tuple(passes), tuple(steps), prefill_slowdown, decode_slowdown
     )
+
+
+def _provenance(model: LanguageModel, name: str, config: EngineConfig) -> dict[str, str]:
+    prefill_threads, decode_threads = config.threads()
+    return provenance_of(model, name, prefill_threads) | {"decode_threads": str(decode_threads)}
 
 
 async def measure_passes(

@@ -106,18 +106,28 @@ def _terms(parts: Sequence[Extent]) -> list[float]:
 def load_or_measure(model: LanguageModel, name: str, threads: int, *, fresh: bool = False) -> Profile:
     """This machine's profile of a model at a thread count: from the user's cache, else (or if `fresh`) measured now."""
     provenance = provenance_of(model, name, threads)
-    key = sha256(json.dumps(provenance, sort_keys=True).encode()).hexdigest()[:16]
-    path = cache_dir() / "profiles" / f"{key}.json"
+    path = cached_at(provenance)
     if not fresh and (profile := _read(path)) is not None:
         return profile
     log.warning("measuring the prefill times of %s on %s threads, once", name, threads)
     samples = measure(model, threads)
     profile = Profile(provenance | {"measured": time.strftime("%Y-%m-%d")}, tuple(samples))
+    write_json(path, asdict(profile))
+    return profile
+
+
+def cached_at(provenance: dict[str, str], kind: str = "") -> Path:
+    """Where a profile of this provenance is kept."""
+    key = sha256(json.dumps(provenance, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_dir() / "profiles" / f"{kind}{key}.json"
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """All of it or nothing, whoever else writes or reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{time.monotonic_ns()}.tmp")
-    temporary.write_text(json.dumps(asdict(profile), indent=1))
+    temporary.write_text(json.dumps(data, indent=1))
     temporary.replace(path)
-    return profile
 
 
 def provenance_of(model: LanguageModel, name: str, threads: int) -> dict[str, str]:

@@ -26,7 +26,7 @@ from engine.config import EngineConfig
 from engine.deployment import profile
 from engine.engine import Engine
 from engine.machine import MachineProfile, MeasuredTiming, ThisMachine
-from engine.measure import measure
+from engine.measure import load_or_measure
 from engine.metrics import RequestRows, Row
 from engine.simulation import simulate
 from examples.arrivals import Arrival, scaled
@@ -117,11 +117,11 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: row.id)
 
 
-async def prepare(name: str, length_scale: float) -> Machine:
-    """Load the model and measure it."""
+async def prepare(name: str, length_scale: float, *, cached: bool) -> Machine:
+    """Load the model, and measure it or look up what was measured last."""
     model = load_model(name)
     config = EngineConfig(kv_bytes=KV_BYTES)
-    measured = await measure(model, name, config)
+    measured = await load_or_measure(model, name, config, fresh=not cached)
     predictor = profile(MeasuredTiming(measured, model.config.num_layers), model.config.num_layers)
     return Machine(model, measured, replace(config, predictor=predictor), length_scale)
 
@@ -149,13 +149,14 @@ def main() -> int:
     parser.add_argument("--loads", type=items(share), default=list(LOADS), help="shares of each system's knee")
     parser.add_argument("--seconds", type=positive, default=60.0, help="of arrivals in each live run")
     parser.add_argument("--length-scale", type=share, default=0.125, help="of prompts, outputs, chunks and budgets")
+    parser.add_argument("--cached", action="store_true", help="do not measure the machine again")
     parser.add_argument("--json", type=Path, help="write the comparisons, and the profile that they rest on")
     args = parser.parse_args()
     with parser.user_errors():
         for name in args.systems:
             preset(name)
         outputs = Outputs(args.json)
-    machine = run(prepare(args.model, args.length_scale))
+    machine = run(prepare(args.model, args.length_scale, cached=args.cached))
     comparisons = study(machine, args.systems, args.loads, args.seconds)
     print(table(comparisons))
     if args.json is not None:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
+from engine import measure
 from engine.config import EngineConfig
+from engine.machine import MachineProfile
 from engine.profile import Profile, load_or_measure
+from examples.driving import run
 from models.load import load_model
+from scheduling.predictor import Extent
+
+KV_BYTES = 1 << 30  # of the engine that decodes while it is measured
 
 
 def main() -> int:
@@ -16,16 +23,21 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0, help="default: what one prefill instance is given")
+    parser.add_argument(
+        "--operators", action="store_true", help="also what the simulator needs: operators, decode steps, slowdowns"
+    )
     parser.add_argument("--cached", action="store_true", help="show the cached profile, if there is one")
     args = parser.parse_args()
     try:
         model = load_model(args.model, dtype=args.dtype, device=args.device)
-        threads, _ = EngineConfig(prefill_threads=args.threads).threads()
-        profile = load_or_measure(model, args.model, threads, fresh=not args.cached)
+        config = EngineConfig(prefill_threads=args.threads, kv_bytes=KV_BYTES)
+        profile = load_or_measure(model, args.model, config.threads()[0], fresh=not args.cached)
+        show(profile)
+        if args.operators:
+            show_machine(run(measure.load_or_measure(model, args.model, config, fresh=not args.cached)))
     except ValueError as error:
         print(f"profile: {error}", file=sys.stderr)
         return 2
-    show(profile)
     return 0
 
 
@@ -34,16 +46,32 @@ def show(profile: Profile) -> None:
     print(", ".join(f"{name} {value}" for name, value in profile.provenance.items()))
     print(f"\n{'prefill':>24}  {'measured':>10}  {'predicted':>10}  error")
     for sample in profile.samples:
-        context, tokens = sample.parts[0]
-        shape = f"{len(sample.parts)} x {tokens}" if len(sample.parts) > 1 else f"{tokens}"
-        shape += f" after {context}" if context else ""
         predicted = predictor(sample.parts)
         error = predicted / sample.seconds - 1
-        print(f"{shape:>24}  {sample.seconds * 1e3:>7.1f} ms  {predicted * 1e3:>7.1f} ms  {error:+.1%}")
+        print(f"{_shape(sample.parts):>24}  {sample.seconds * 1e3:>7.1f} ms  {predicted * 1e3:>7.1f} ms  {error:+.1%}")
     print(
         f"\nseconds = {predictor.per_step:.3g} + {predictor.per_token:.3g} * tokens + {predictor.per_pair:.3g} * pairs"
         f"    mean error {predictor.error_mean:.1%}, largest {predictor.error_max:.1%}"
     )
+
+
+def show_machine(machine: MachineProfile) -> None:
+    """Operators in microseconds a layer, decode steps, and what prefills and decodes cost each other."""
+    print(f"\n{'prefill':>24}" + "".join(f"{name:>14}" for name in machine.operators) + "   us a layer")
+    for sample in machine.passes:
+        print(f"{_shape(sample.parts):>24}" + "".join(f"{seconds * 1e6:>14.0f}" for seconds in sample.operators))
+    print(f"\n{'decode step':>24}")
+    for step in machine.steps:
+        print(f"{f'{step.sequences} x {step.context:.0f} tokens':>24}  {step.seconds * 1e3:>7.1f} ms")
+    print(
+        f"\nbeside each other: prefills take {machine.prefill_slowdown:.2f} times as long, decode steps "
+        f"{machine.decode_slowdown:.2f} times"
+    )
+
+
+def _shape(parts: Sequence[Extent]) -> str:
+    context, tokens = parts[0]
+    return (f"{len(parts)} x {tokens}" if len(parts) > 1 else f"{tokens}") + (f" after {context}" if context else "")
 
 
 if __name__ == "__main__":

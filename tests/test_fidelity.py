@@ -65,6 +65,7 @@ def test_the_table_has_a_line_for_each_comparison_and_marks_what_misses_the_aim(
 def test_a_study_of_the_toy_model_compares_every_system_at_every_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("LAYBY_CACHE", str(tmp_path))
     monkeypatch.setattr("engine.measure.PASSES", tuple(((0, n),) for n in (8, 16, 32, 64, 128)))
     monkeypatch.setattr("engine.measure.STEPS", ((1, 8), (2, 8), (2, 64)))
     monkeypatch.setattr("engine.measure.BESIDE", (2, 64))

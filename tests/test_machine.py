@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from engine.course import Leg
 from engine.engine import Engine
 from engine.executor import Finished, Parked, Reply, park
 from engine.machine import MachineProfile, MeasuredTiming, PassSample, StepSample, ThisMachine
-from engine.measure import measure_passes, measure_slowdowns, measure_steps
+from engine.measure import load_or_measure, measure_passes, measure_slowdowns, measure_steps
 from engine.metrics import RequestRows
 from engine.simulated import SimulatedExecutor, pass_seconds
 from engine.simulation import Arrival, simulate
@@ -172,6 +173,23 @@ def test_a_model_that_fails_is_an_error_and_not_a_profile() -> None:
 
     with pytest.raises(RuntimeError, match="failed while measuring"):
         asyncio.run(measure_passes(FakeModel(fail_on=7), 1, (((0, 8),),)))
+
+
+def test_a_profile_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAYBY_CACHE", str(tmp_path))
+    model, config, calls = load_model("toy"), EngineConfig(kv_bytes=1 << 20), []
+
+    async def measured(*arguments: object) -> MachineProfile:
+        calls.append(arguments)
+        return PROFILE
+
+    monkeypatch.setattr("engine.measure.measure", measured)
+    load = lambda **options: asyncio.run(load_or_measure(model, "toy", config, **options))  # noqa: E731
+    assert load() == load() == PROFILE and len(calls) == 1
+    assert load(fresh=True) == PROFILE and len(calls) == 2
+    (path,) = tmp_path.rglob("machine-*.json")
+    path.write_text('{"provenance": {}}')  # of another time
+    assert load() == PROFILE and len(calls) == 3
 
 
 def test_the_live_engine_and_the_simulated_one_have_the_same_blocks() -> None:
