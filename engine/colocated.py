@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from engine import decode, prefill
 from engine.decode import Decodes, Step
 from engine.executor import Drive, Executor, Failed, Finished, Parked, abandon, park
-from engine.inbox import Inbox
+from engine.inbox import Inbox, Left
 from engine.output import Choice
 from engine.prefill import Passage, Prefills
 from engine.timeline import Kind, Timeline
@@ -77,7 +77,9 @@ class ColocatedInstance(Inbox[Event]):
         self.post(prefill.Arrived(request))
 
     def release(self, request: Request) -> None:
-        self.post(prefill.Gone(request))
+        self.prefills.leave(request)
+        self.decodes.leave(request)
+        self.post(Left())
 
     def has_room(self, request: Request, table: BlockTable) -> bool:
         return True  # who finds no block to grow into, gets one from a later request
@@ -105,9 +107,6 @@ class ColocatedInstance(Inbox[Event]):
         match event:
             case prefill.Arrived(request):
                 self.prefills.arrive(request)
-            case prefill.Gone(request):
-                self.prefills.leave(request)
-                self.decodes.leave(request)
             case Finished(drive, time, Computed() as computed):
                 self._timeline.record(Kind.COMPLETED, instance=self.name, drive=drive, time=time, **computed.counted)
                 passage, step = self._take()
@@ -134,7 +133,7 @@ class ColocatedInstance(Inbox[Event]):
                 )
                 self._step_owed = True
                 self.prefills.park(passage)
-            case prefill.BlocksFreed() | StepDue():
+            case Left() | prefill.BlocksFreed() | StepDue():
                 pass
 
     def _take(self) -> tuple[Passage | None, Step | None]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from engine.executor import Drive, Executor, Failed, Finished, Parked, Reply, park
-from engine.inbox import Inbox
+from engine.inbox import Inbox, Left
 from engine.output import Choice
 from engine.sampling import Sampled
 from engine.timeline import Kind, Timeline
@@ -31,14 +31,7 @@ class Admitted:
     choices: tuple[Choice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """Let go of the request's blocks. Unknown or already gone: no matter."""
-
-    request: Request
-
-
-Event = Admitted | Gone | Reply
+Event = Admitted | Left | Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +150,8 @@ class Decodes:
     def _remove(self, choice: Choice) -> None:
         if choice in self._choices:
             self._choices.remove(choice)
-        if self._stepping is not None and choice in self._stepping.choices:
+        step = self._stepping
+        if step is not None and (choice in step.choices or any(c.request is choice.request for c in step.copies)):
             self._leaving.append(choice)
         else:
             choice.free()
@@ -232,10 +226,10 @@ class Decodes:
     def _grow(self, choice: Choice) -> bool:
         """Room for the rows of the next step, at the expense of later requests if need be. False: not now."""
         while not choice.held.can_extend(choice.length):
-            later = [other.request for other in self._choices if other.request.arrival > choice.request.arrival]
+            later = [other.request for other in self._choices if _age(other.request) > _age(choice.request)]
             if not later:
                 return False  # the prefills hold the blocks; they will be done some time
-            victim = max(later, key=lambda request: (request.arrival, request.id))
+            victim = max(later, key=_age)
             self.leave(victim)
             self.on_recompute(victim)
         choice.held.extend(choice.length)
@@ -251,6 +245,11 @@ class Decodes:
             lease.release()
             return []
         return [Copy(choice.request, Move(partial(self._cache.copy_block, *pair)), lease)]
+
+
+def _age(request: Request) -> tuple[float, int]:
+    """Smaller for the older; never the same for two."""
+    return request.arrival, request.id
 
 
 class DecodeInstance(Inbox[Event]):
@@ -274,7 +273,8 @@ class DecodeInstance(Inbox[Event]):
         return self._step is None and self.decodes.idle and self.quiet
 
     def release(self, request: Request) -> None:
-        self.post(Gone(request))
+        self.decodes.leave(request)
+        self.post(Left())
 
     def has_room(self, request: Request, table: BlockTable) -> bool:
         return self.decodes.cost(request, table) <= self.quota.free
@@ -288,8 +288,8 @@ class DecodeInstance(Inbox[Event]):
         match event:
             case Admitted(choices):
                 self.decodes.admit(choices)
-            case Gone(request):
-                self.decodes.leave(request)
+            case Left():
+                pass
             case Finished(drive, time, Computed() as computed):
                 self._timeline.record(Kind.COMPLETED, instance=self.name, drive=drive, time=time, **computed.counted)
                 self.decodes.finish_step(self._take_step(), computed, time)

@@ -276,6 +276,8 @@ class Engine:
         elif state == State.REFUSED:
             end = Refused(data["error"])
         request.tell(end)
+        if request.outputs is None:
+            request.choices = []  # nobody looks at them any more, and they point back
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """An instance's own task has ended: by `stop`, or by a bug, and then nobody may wait for ever."""

@@ -11,6 +11,10 @@ from engine.clock import Clock
 Event = TypeVar("Event")
 
 
+class Left:
+    """A request was ended from outside, and what was held for it is let go of already: reason for a new decision."""
+
+
 class Inbox(Generic[Event]):
     """What the instances share. A subclass says what an event changes (`handle`) and what follows from it (`act`)."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from engine.executor import Drive, Executor, Failed, Finished, Parked, Reply, abandon, park
-from engine.inbox import Inbox
+from engine.inbox import Inbox, Left
 from engine.sampling import Draw, Sampled
 from engine.timeline import Kind, Timeline
 from engine.work import Carried, Computed, Part, Work
@@ -29,18 +29,11 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """The request has ended from outside: let go of what is held for it."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
 class BlocksFreed:
     """Reason enough for a new decision."""
 
 
-Event = Arrived | Gone | BlocksFreed | Reply
+Event = Arrived | Left | BlocksFreed | Reply
 
 
 @dataclass(eq=False, slots=True)
@@ -90,10 +83,7 @@ class Prefills:
     def leave(self, request: Request) -> None:
         """The request was ended from outside. A forward pass that still needs its blocks has leased them."""
         self.scheduler.on_abort(request)
-        table = self._tables.pop(request.id, None)
-        if table is None:
-            self.late_signals += 1
-        else:
+        if (table := self._tables.pop(request.id, None)) is not None:
             table.free()
 
     def finish_slice(self, passage: Passage, sampled: Iterator[tuple[Sampled, ...]], time: float) -> None:
@@ -209,15 +199,15 @@ class PrefillInstance(Inbox[Event]):
         self.post(Arrived(request))
 
     def release(self, request: Request) -> None:
-        self.post(Gone(request))
+        # At once, and not by way of the inbox: a reply that waits there must not find it among the living.
+        self.prefills.leave(request)
+        self.post(Left())
 
     def handle(self, event: Event) -> None:
         match event:
             case Arrived(request):
                 self.prefills.arrive(request)
-            case Gone(request):
-                self.prefills.leave(request)
-            case BlocksFreed():
+            case Left() | BlocksFreed():
                 pass
             case Finished(drive, time, Computed() as computed):
                 self._timeline.record(Kind.COMPLETED, instance=self.name, drive=drive, time=time, **computed.counted)

@@ -318,3 +318,13 @@ def test_impossible_systems_are_refused_by_name(placement, preempt: Preempt, mes
 def test_bad_settings_are_refused_by_name(bad, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bad()
+
+
+def test_equal_arrivals_do_not_block_each_other_when_blocks_run_short() -> None:
+    """Two of the same moment fill the pool to its last block: the later by number gives way."""
+    with Lab(SYSTEMS["piggyback-chunked"], config=EngineConfig(num_blocks=26)) as lab:
+        requests = [lab.submit(tokens=244, sampling=Sampling(max_tokens=19))]
+        requests.append(lab.submit(tokens=131, sampling=Sampling(max_tokens=17, n=2)))
+        lab.run()
+        assert [request.state for request in requests] == [State.FINISHED] * 2
+        assert [event.request for event in lab.events if event.kind == Kind.RECOMPUTED] == [requests[1]]

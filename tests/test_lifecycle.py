@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
+from engine.decode import DecodeInstance
 from engine.engine import Engine
 from engine.errors import EngineStopped, Refused, RequestFailed
 from engine.fake import FakeModel
@@ -398,3 +399,37 @@ def test_live_threads_give_what_the_lab_gives() -> None:
             assert instance.quota.used == 0
 
     asyncio.run(live())
+
+
+def test_an_abort_between_a_reply_and_its_handling_hurts_nobody(lab: Lab) -> None:
+    """The prefill has replied, and the client leaves before the reply has been taken out of the inbox."""
+    leaver, mate = lab.submit(tokens=30, slo=SLO(ttft=9.0)), lab.submit(tokens=20, slo=SLO(ttft=9.0))
+    instance = lab.engine.prefill[0]
+    post = instance.executor.on_reply
+
+    def leave_first(reply: Any) -> None:
+        post(reply)
+        lab.engine.abort(leaver.id)
+
+    instance.executor.on_reply = leave_first
+    lab.run()
+    assert ends(lab, leaver) == [Kind.ABORTED] and leaver.state == State.ABORTED
+    assert mate.state == State.FINISHED and lab.engine.error is None
+
+
+def test_blocks_that_a_copy_writes_to_are_not_free_before_it_is_done() -> None:
+    """Two devices, one choice a step: the second prompt is copied by a step in which it takes no part, and leaves."""
+    with Lab("distserve", decode_model=FakeModel(), config=EngineConfig(num_blocks=64, max_batch=1)) as lab:
+        lab.submit(tokens=20, sampling=Sampling(max_tokens=9))
+        leaver = lab.submit(tokens=20, sampling=Sampling(max_tokens=9))
+        decode = lab.engine.decode[0]
+        assert isinstance(decode, DecodeInstance)
+        lab.step_until("decoding")
+        while decode.decodes._stepping is None or leaver not in [c.request for c in decode.decodes._stepping.copies]:
+            lab.run(0.00001)
+        step, used = decode.decodes._stepping, decode.quota.used
+        lab.engine.abort(leaver.id)
+        assert decode.decodes._stepping is step and decode.quota.used == used
+        lab.run()
+        lab.check()
+        assert decode.quota.used == 0
