@@ -24,6 +24,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]  # a heap
+    _stopping: bool
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -36,7 +37,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now
 
     def _run_once(self) -> None:
-        """Run what is ready; if nothing is, all timers of the next moment, in the order in which they were set."""
+        """Run what is ready; if nothing is, the timers of the next moment."""
         ready, scheduled = self._ready, self._scheduled
         if not ready and not self._stopping:
             while scheduled and scheduled[0].cancelled():
