@@ -6,9 +6,8 @@ Metrics, traces, plots and tests all read this stream; nothing else keeps a seco
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from scheduling.request import Request
 
@@ -46,14 +45,13 @@ class Kind(StrEnum):
 TERMINAL = frozenset({Kind.FINISHED, Kind.ABORTED, Kind.FAILED, Kind.REFUSED})
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     time: float  # seconds on the engine's clock
     kind: Kind
-    request: Request | None = None
-    instance: str | None = None
-    drive: int | None = None
-    data: dict[str, Any] = field(default_factory=dict)
+    request: Request | None
+    instance: str | None
+    drive: int | None
+    data: dict[str, Any]
 
 
 Sink = Callable[[Event], None]
