@@ -1,6 +1,6 @@
 """How fast the simulator is, and that its memory does not grow with the requests it has finished.
 
-    python -m examples.bench_simulator [--requests 100000] [--rate 8]
+    python -m examples.bench_simulator [--requests 100000] [--rate 7.6]
 
 One run of 1P1D `flowprefill` on one core: Llama3-8B on A800, QwenTrace-like requests at the knee, the highest rate of
 which 90 % get their first token in time. Rows are folded as they come. Prints one JSON.
@@ -69,7 +69,7 @@ def measure(requests: int, rate: float, system: str) -> dict[str, object]:
 def main() -> int:
     parser = Parser("bench_simulator", __doc__)
     parser.add_argument("--requests", type=count, default=100_000)
-    parser.add_argument("--rate", type=positive, default=8.0, help="requests per second")
+    parser.add_argument("--rate", type=positive, default=7.6, help="requests per second")
     parser.add_argument("--system", default="flowprefill", choices=tuple(PRESETS))
     args = parser.parse_args()
     print(json.dumps(measure(args.requests, args.rate, args.system), indent=1))
