@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.hardware import DeviceSpec
 from engine.roofline import Roofline
-from engine.simulated import pass_seconds
+from engine.timing import pass_seconds
 from models.costs import ModelCosts, Volume
 
 # Llama-3.1-8B on A800-80G: the lowest TTFT at a prompt length, in seconds, in the log that FlowPrefill's authors

@@ -11,7 +11,7 @@ from engine.devices import Device
 from engine.hardware import DeviceSpec, device
 from engine.profile import SHAPES, Sample, fit
 from engine.roofline import Roofline
-from engine.simulated import Timing, pass_seconds
+from engine.timing import Timing, pass_seconds
 from models.architectures import ARCHITECTURES
 from models.config import ModelConfig
 from models.costs import ModelCosts, Volume, model_costs

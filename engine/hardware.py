@@ -80,10 +80,6 @@ class DeviceSpec:
         """Seconds to move `size` bytes to a neighbour."""
         return self.link_latency + size / (self.link_bandwidth * self.link_efficiency)
 
-    def joules(self, operator: Operator, volume: Volume) -> float:
-        """What one operator takes on one device, beside the static power."""
-        return self.joules_per_flop * operator.flops(volume) + self.joules_per_byte * operator.bytes(volume)
-
 
 # Fitted by `python -m examples.calibrate` to the prefill of Llama-3.1-8B on A800 in FlowPrefill's published log (vLLM,
 # eager, seen from the client): 128, 746 and 4,982 tokens, one length for each regime of the roofline. Errors on the

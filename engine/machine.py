@@ -22,7 +22,7 @@ from engine.config import EngineConfig
 from engine.course import Leg
 from engine.devices import Device
 from engine.profile import Floats, fit_terms
-from engine.simulated import Timing
+from engine.timing import Timing
 from models.config import ModelConfig
 from models.costs import ModelCosts, Volume, model_costs
 from models.decoder import Model
@@ -83,7 +83,7 @@ class MachineProfile:
 
 
 class MeasuredTiming:
-    """A `Timing` (engine/simulated.py) from a profile.
+    """A `Timing` (engine/timing.py) from a profile.
 
     Token-wise operators: straight lines between the numbers of rows that were measured. Attention: a fit to sequences,
     rows and (query, key) pairs. Decode steps: lines between the batch sizes, plus so much for each key read.

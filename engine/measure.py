@@ -14,28 +14,23 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import accumulate, pairwise
 from statistics import median
 
 from engine.clock import Clock, LiveClock
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.executor import Failed, Forwards, Reply, ThreadExecutor
 from engine.forward import LanguageModel
 from engine.gate import Gate
-from engine.machine import MachineProfile, PassSample, StepSample
+from engine.machine import MachineProfile, PassSample
+from engine.measure_serving import measure_slowdowns, measure_steps
 from engine.profile import cached_at, provenance_of, write_json
 from engine.sampling import Draw
-from engine.timeline import Event, Kind
 from engine.work import Part, Work
 from kv.cache import KVCache
-from scheduling.batch import Alone
-from scheduling.order import FCFS
-from scheduling.plan import Whole
 from scheduling.predictor import Extent
 from scheduling.preempt import Preempt
-from scheduling.presets import System
 from scheduling.request import Sampling
 
 PASSES: tuple[tuple[Extent, ...], ...] = (
@@ -52,8 +47,6 @@ PASSES: tuple[tuple[Extent, ...], ...] = (
 STEPS = ((1, 64), (2, 64), (4, 64), (8, 64), (16, 64), (32, 64), (8, 768))  # (sequences, tokens of context)
 BESIDE = (8, 512)  # (decoding sequences, prefilled tokens) when both are busy
 _ROUNDS = 5
-_STEPS_TIMED = 24
-_TOKENS = 500  # of a request that decodes while others are measured: enough to be there all the time
 _BLOCK_SIZE = 16
 
 
@@ -158,113 +151,6 @@ def _prefill(model: LanguageModel, shape: tuple[Extent, ...]) -> Work:
     )
     layers = model.config.num_layers
     return Work(layers, parts, last=layers)
-
-
-async def measure_steps(model: LanguageModel, config: EngineConfig, sequences: int, context: int) -> StepSample:
-    """Serve so many requests side by side, with nothing to prefill."""
-    watch = _Watch()
-    engine = await _serving(model, config, watch)
-    try:
-        for _ in range(sequences):
-            _decode(engine, context, _TOKENS)
-        while len(watch.steps_of(sequences)) < _STEPS_TIMED:
-            await asyncio.sleep(0.01)
-    finally:
-        await engine.stop()
-    seconds = median(watch.steps_of(sequences)[:_STEPS_TIMED])
-    return StepSample(sequences, context + _STEPS_TIMED / 2, seconds)
-
-
-async def measure_slowdowns(
-    model: LanguageModel, config: EngineConfig, sequences: int, tokens: int
-) -> tuple[float, float]:
-    """(prefill, decode): seconds beside the other over seconds alone, of a prompt of `tokens` and of steps of
-    `sequences`."""
-    watch = _Watch()
-    engine = await _serving(model, config, watch)
-    try:
-        for _ in range(_ROUNDS):
-            await _finished(engine, tokens)
-        alone = median(watch.prefills)
-        watch.prefills.clear()
-        for _ in range(sequences):
-            _decode(engine, 64, 3 * _TOKENS)
-        while len(watch.steps_of(sequences)) < _STEPS_TIMED:
-            await asyncio.sleep(0.01)
-        step_alone = median(watch.steps_of(sequences))
-        watch.prefills.clear()
-        watch.beside.clear()
-        while len(watch.prefills) < _ROUNDS or len(watch.beside) < _STEPS_TIMED:
-            await _finished(engine, tokens)
-    finally:
-        await engine.stop()
-    return max(1.0, median(watch.prefills) / alone), max(1.0, median(watch.beside) / step_alone)
-
-
-class _Watch:
-    """A sink: how long prefills took, and decode steps of each batch size, by whether a prefill ran meanwhile."""
-
-    def __init__(self) -> None:
-        self.prefills: list[float] = []
-        self.beside: list[float] = []  # steps during which a prefill ran, at least for a part of it
-        self._alone: dict[int, list[float]] = defaultdict(list)
-        self._prefill_since: float | None = None
-        self._disturbed = False  # a prefill has begun or ended since the last step ended
-        self._step = (0, 0.0)  # sequences of the last step, and when it ended
-        self._sequences: dict[int, int] = {}  # of the decode drives under way
-
-    def steps_of(self, sequences: int) -> list[float]:
-        """Seconds from the end of one step to the end of the next, of steps of so many with no prefill beside."""
-        return self._alone[sequences]
-
-    def __call__(self, event: Event) -> None:
-        if event.instance is None or event.drive is None:
-            return
-        prefill = event.instance.startswith("prefill")
-        if event.kind is Kind.STARTED:
-            if prefill:
-                self._prefill_since, self._disturbed = event.time, True
-            else:
-                self._sequences[event.drive] = event.data["tokens"]
-        elif event.kind is Kind.COMPLETED:
-            if prefill:
-                assert self._prefill_since is not None
-                self.prefills.append(event.time - self._prefill_since)
-                self._prefill_since, self._disturbed = None, True
-            else:
-                self._on_step(self._sequences.pop(event.drive), event.time)
-
-    def _on_step(self, sequences: int, time: float) -> None:
-        before, ended = self._step
-        if before == sequences:
-            alone = self._prefill_since is None and not self._disturbed
-            (self._alone[sequences] if alone else self.beside).append(time - ended)
-        self._step, self._disturbed = (sequences, time), False
-
-
-async def _serving(model: LanguageModel, config: EngineConfig, watch: _Watch) -> Engine:
-    system = System(FCFS(), Alone(), Whole(), Preempt.NEVER)
-    engine = Engine(model, replace(config, system=system))
-    engine.timeline.add(watch)
-    await engine.start()
-    return engine
-
-
-def _decode(engine: Engine, context: int, tokens: int) -> asyncio.Task[None]:
-    """Serve one request, and read what comes."""
-    sampling = Sampling(max_tokens=tokens, ignore_eos=True)
-    request = engine.submit(_prompt(engine.model, context), sampling=sampling)
-
-    async def read() -> None:
-        async for _ in engine.stream(request):
-            pass
-
-    return asyncio.create_task(read())
-
-
-async def _finished(engine: Engine, tokens: int) -> None:
-    """Prefill one prompt, and nothing more."""
-    await _decode(engine, tokens, 1)
 
 
 def _prompt(model: LanguageModel, tokens: int) -> list[int]:

@@ -14,7 +14,7 @@ Seconds = Callable[[Volume], float]
 
 
 class Roofline:
-    """A `Timing` (engine/simulated.py). Under tensor parallelism all ranks take the same time, and are one device."""
+    """A `Timing` (engine/timing.py). Under tensor parallelism all ranks take the same time, and are one device."""
 
     def __init__(self, costs: ModelCosts, device: DeviceSpec) -> None:
         self.costs = costs

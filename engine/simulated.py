@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from engine.counters import Counters
 from engine.counting import Counting
@@ -18,39 +17,12 @@ from engine.course import Course, Leg, Steps
 from engine.executor import Drive, Finished, OnReply, Parked
 from engine.gate import Gate
 from engine.sampling import Sampled
+from engine.timing import Timing, pass_seconds
 from engine.virtual import VirtualLoop
 from engine.work import Computed, Repeated, Stretch, Work, volume
-from models.costs import Volume
 from scheduling.preempt import Preempt
 
 _TOKEN = Sampled(0)
-
-
-class Timing(Protocol):
-    """How long one model's forward passes take on one device, in seconds."""
-
-    def before(self, volume: Volume) -> float:
-        """From the start of a drive to its first layer: the host's work on a step, the embedding."""
-        ...
-
-    def legs(self, first: int, last: int, *volumes: Volume) -> list[Leg]:
-        """The layers [first, last). The rows of all volumes share every operator, but attention computes each volume by
-        itself: prefills are bound by arithmetic there, decodes by reading K and V (POD-Attention, arXiv:2410.18038)."""
-        ...
-
-    def after(self, volume: Volume) -> float:
-        """From the last layer to the reply: final norm, head, draws."""
-        ...
-
-    def hand_over(self, tokens: int) -> float:
-        """To copy the K and V of so many tokens from the device of a prefill instance to that of a decode instance."""
-        ...
-
-
-def pass_seconds(timing: Timing, num_layers: int, volume: Volume) -> float:
-    """Of one forward pass in which all rows cross all layers."""
-    layers = sum(leg.seconds for leg in timing.legs(0, num_layers, volume))
-    return timing.before(volume) + layers + timing.after(volume)
 
 
 class SimulatedGate(Gate):

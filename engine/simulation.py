@@ -24,8 +24,9 @@ from engine.errors import Refused
 from engine.executor import Executor, Forwards
 from engine.metrics import RequestRows
 from engine.prompt import Blank
-from engine.simulated import SimulatedExecutor, Timing
+from engine.simulated import SimulatedExecutor
 from engine.timeline import Sink
+from engine.timing import Timing
 from engine.virtual import Stalled, VirtualLoop
 from models.costs import ModelCosts
 from scheduling.presets import System

@@ -13,10 +13,12 @@ from engine.course import Leg
 from engine.engine import Engine
 from engine.executor import Finished, Parked, Reply, park
 from engine.machine import MachineProfile, MeasuredTiming, PassSample, StepSample, ThisMachine
-from engine.measure import load_or_measure, measure_passes, measure_slowdowns, measure_steps
+from engine.measure import load_or_measure, measure_passes
+from engine.measure_serving import measure_slowdowns, measure_steps
 from engine.metrics import RequestRows
-from engine.simulated import SimulatedExecutor, pass_seconds
+from engine.simulated import SimulatedExecutor
 from engine.simulation import Arrival, simulate
+from engine.timing import pass_seconds
 from engine.virtual import VirtualLoop
 from engine.work import Part, Repeated, Work
 from models.costs import Volume

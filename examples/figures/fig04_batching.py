@@ -9,7 +9,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter
 
-from engine.simulated import pass_seconds
+from engine.timing import pass_seconds
 from engine.simulation import Deployment
 from examples.figures.figure import Claim, Figure
 from examples.figures.style import LEGEND, tidy
