@@ -46,8 +46,11 @@ class Hold:
 class Rig:
     """An executor whose replies are collected."""
 
+    def __init__(self, threads: int = 1) -> None:
+        self.threads = threads
+
     async def __aenter__(self) -> Rig:
-        self.executor = ThreadExecutor("test", LiveClock(), forwards(), threads=1)
+        self.executor = ThreadExecutor("test", LiveClock(), forwards(), threads=self.threads)
         self.replies: asyncio.Queue[Reply] = asyncio.Queue()
         self.executor.on_reply = self.replies.put_nowait
         await self.executor.ready()
@@ -140,14 +143,15 @@ def test_a_failed_forward_replies_with_text_and_keeps_nothing_alive() -> None:
 def test_the_thread_has_its_own_thread_count_and_inference_mode() -> None:
     async def main() -> None:
         loop_threads = torch.get_num_threads()
-        async with Rig() as rig:
+        asked = loop_threads + 1  # the tests' own threads have another number
+        async with Rig(asked) as rig:
 
             async def forward() -> tuple[int, bool, str]:
                 return torch.get_num_threads(), torch.is_inference_mode_enabled(), threading.current_thread().name
 
             rig.start(forward())
             reply = await rig.reply()
-            assert isinstance(reply, Finished) and reply.value == (1, True, "test")
+            assert isinstance(reply, Finished) and reply.value == (asked, True, "test")
         assert torch.get_num_threads() == loop_threads and not torch.is_inference_mode_enabled()
 
     asyncio.run(main())

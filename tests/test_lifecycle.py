@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from engine.engine import Engine
 from engine.errors import EngineStopped, Refused, RequestFailed
 from engine.fake import FakeModel
 from engine.lab import Lab
-from engine.output import LiveRequest, Output
+from engine.output import Choice, LiveRequest, Output
+from engine.prefill import PrefillInstance, first_draws
 from engine.timeline import TERMINAL, Kind
 from scheduling.request import SLO, Sampling, State
 
@@ -433,3 +435,55 @@ def test_blocks_that_a_copy_writes_to_are_not_free_before_it_is_done() -> None:
         lab.run()
         lab.check()
         assert decode.quota.used == 0
+
+
+def test_blocks_of_a_running_or_parked_forward_pass_are_not_free_before_it_replies(lab: Lab) -> None:
+    instance = lab.engine.prefill[0]
+    leaver, mate = lab.submit(tokens=300, slo=SLO(ttft=90.0)), lab.submit(tokens=200, slo=SLO(ttft=91.0))
+    lab.step_until("started")
+    held = instance.quota.used
+    lab.engine.abort(leaver.id)  # one of the two, while the pass runs
+    assert instance.quota.used == held
+    lab.submit(tokens=5, slo=SLO(ttft=0.5))
+    lab.step_until("parked")
+    lab.engine.abort(mate.id)  # the other, while it is parked
+    assert instance.quota.used >= held
+    lab.step_until("closed")
+    lab.run()
+    assert instance.quota.used == 0
+
+
+def test_a_parked_pass_that_everybody_has_left_lets_its_activations_go(lab: Lab) -> None:
+    long = lab.submit(tokens=300, slo=SLO(ttft=90.0))
+    lab.step_until("started")
+    instance = lab.engine.prefill[0]
+    assert isinstance(instance, PrefillInstance)
+    drive = next(iter(instance.prefills._passages.values())).drive
+    assert drive is not None and drive.coroutine is not None
+    lab.submit(tokens=5, slo=SLO(ttft=0.5))
+    lab.step_until("parked")
+    assert inspect.getcoroutinestate(drive.coroutine) == inspect.CORO_SUSPENDED
+    lab.engine.abort(long.id)
+    lab.step_until("closed")
+    assert inspect.getcoroutinestate(drive.coroutine) == inspect.CORO_CLOSED
+
+
+def test_a_parked_cohort_is_predicted_by_the_operators_it_has_left(lab: Lab) -> None:
+    lab.submit(tokens=300, slo=SLO(ttft=90.0))
+    lab.step_until("started")
+    lab.run(0.25)
+    lab.submit(tokens=5, slo=SLO(ttft=0.5))
+    boundary = lab.step_until("parked").data["boundary"]
+    instance = lab.engine.prefill[0]
+    assert isinstance(instance, PrefillInstance)
+    (cohort,) = instance.prefills.scheduler.parked
+    assert cohort.inside == boundary / 20
+    assert cohort.remaining == pytest.approx(cohort.predicted * (1 - boundary / 20))
+
+
+def test_every_token_of_every_choice_has_a_draw_of_its_own() -> None:
+    request = LiveRequest(0, (1, 2, 3), Sampling(n=3, temperature=1.0), seed=9)
+    first = first_draws(request)
+    choice = Choice(request, 1, tokens=[5], cached=3)
+    assert [(draw.index, draw.position, draw.seed) for draw in first] == [(0, 3, 9), (1, 3, 9), (2, 3, 9)]
+    assert (choice.next_draw.index, choice.next_draw.position) == (1, 4)
