@@ -9,8 +9,8 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter
 
+from engine.deployment import Deployment
 from engine.timing import pass_seconds
-from engine.simulation import Deployment
 from examples.figures.figure import Claim, Figure
 from examples.figures.style import LEGEND, tidy
 from examples.figures.workers import Workers
