@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from examples.figures import fig04_batching
+from examples.figures import fig03_chunks, fig04_batching, fig09_goodput, fig10_orders
 from examples.figures.figure import Figure
 from examples.figures.workers import Workers
 
@@ -17,7 +17,10 @@ Live = Callable[[str], Awaitable[Figure]]
 
 FIGURES: Mapping[str, Make] = {
     # FlowPrefill (arXiv 2602.16603)
+    "fig3": fig03_chunks.make,
     "fig4": fig04_batching.make,
+    "fig9": fig09_goodput.make,
+    "fig10": fig10_orders.make,
     # Layered Prefill (arXiv 2510.08055)
 }
 

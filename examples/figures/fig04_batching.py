@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 from engine.deployment import Deployment
 from engine.timing import pass_seconds
 from examples.figures.figure import Claim, Figure
-from examples.figures.style import LEGEND, tidy
+from examples.figures.style import LEGEND, headline, tidy
 from examples.figures.workers import Workers
 from examples.palette import MARKERS, SEQUENCE, png
 from models.costs import Volume
@@ -82,5 +82,6 @@ def plot(ttft: dict[tuple[int, int], float]) -> bytes:
     right.set_yscale("log")
     right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     right.set_ylabel("TTFT, ms")
+    headline(figure, "FlowPrefill, figure 4: what batching gains, by prompt length (Llama3-8B on A800)")
     figure.legend(*left.get_legend_handles_labels(), **LEGEND, ncols=len(LENGTHS))
     return png(figure)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from examples.palette import BLUE, GREEN, INK, LATE, ORANGE, PINK, SKY
+from examples.palette import BLUE, FAINT, GREEN, INK, LATE, ORANGE, PINK, SKY
 
 LEGEND: Final[dict[str, Any]] = {"loc": "outside upper center", "frameon": False, "fontsize": 9}  # of a figure
 
@@ -17,6 +19,7 @@ SYSTEMS: Final[dict[str, tuple[str, str, str]]] = {
     "distserve-cp8k": (PINK, "v", "-."),
     "flowprefill-layer": (SKY, "D", ":"),
     "flowprefill": (BLUE, "o", "-"),
+    "flowprefill-release": (GREEN, "D", ":"),
     "vllm-cp2k": (ORANGE, "^", "--"),
     "flowprefill-colocated": (BLUE, "o", "-"),
     "sarathi": (ORANGE, "^", "--"),
@@ -26,8 +29,8 @@ SYSTEMS: Final[dict[str, tuple[str, str, str]]] = {
 
 
 def line(system: str) -> dict[str, Any]:
-    """Arguments of `Axes.plot` for a system of SYSTEMS."""
-    colour, marker, style = SYSTEMS[system]
+    """Arguments of `Axes.plot` for a system of SYSTEMS, whatever answers of it have been changed."""
+    colour, marker, style = SYSTEMS[system.split()[0]]
     return {"color": colour, "marker": marker, "ls": style, "lw": 1.6, "ms": 5, "mfc": "white", "mew": 1.4}
 
 
@@ -36,3 +39,26 @@ def tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#EEEEEE")
     axes.set_axisbelow(True)
+
+
+def ratio_axis(axes: Axes, label: str) -> None:
+    """Across, on a scale of ratios: request rates, SLO scales, token counts."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(2, subs=(1.0, 1.5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.3g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(label)
+
+
+def attainment_axis(axes: Axes, target: float, *, first: bool = True) -> None:
+    """Upwards, from 0 to 100 %, with a line at the target; `first` has the label."""
+    axes.axhline(target, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
+    axes.set_ylim(-0.02, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    if first:
+        axes.set_ylabel("requests that meet TTFT")
+
+
+def headline(figure: Figure, text: str) -> None:
+    """What the picture shows, at its upper left."""
+    figure.suptitle(text, x=0.01, ha="left", fontsize=11, fontweight="bold")
