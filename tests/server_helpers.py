@@ -30,6 +30,7 @@ class FakeEngine:
         self.timeline = Timeline(time.perf_counter)
         self.prefill = [SimpleNamespace(name="prefill-0", quota=SimpleNamespace(used=3, limit=50))]
         self.decode = [SimpleNamespace(name="decode-0", quota=SimpleNamespace(used=0, limit=70))]
+        self.instances = [*self.prefill, *self.decode]
         self.accepting = True
         self.reset()
 

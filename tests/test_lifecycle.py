@@ -45,7 +45,7 @@ def outputs(lab: Lab, request: LiveRequest) -> list[Output]:
         ([], Sampling(), "the prompt is empty"),
         ([1] * 4096, Sampling(), "4096 tokens, and the context of 4096"),
         ([1, 1000], Sampling(), "token id 1000 is not in the vocabulary of 1000"),
-        ([-1], Sampling(), "token id -1 is not in the vocabulary"),
+        ([5, -1, 7], Sampling(), "token id -1 is not in the vocabulary"),
         ([1], Sampling(n=33), "n is 33; at most 32"),
     ],
 )
@@ -487,3 +487,91 @@ def test_every_token_of_every_choice_has_a_draw_of_its_own() -> None:
     choice = Choice(request, 1, tokens=[5], cached=3)
     assert [(draw.index, draw.position, draw.seed) for draw in first] == [(0, 3, 9), (1, 3, 9), (2, 3, 9)]
     assert (choice.next_draw.index, choice.next_draw.position) == (1, 4)
+
+
+# Small print
+
+
+def test_a_stopped_choice_gets_no_further_tokens_and_its_end_is_told(lab: Lab) -> None:
+    request = lab.submit(tokens=5, sampling=Sampling(max_tokens=20, n=2))
+    lab.step_until("token")
+    lab.engine.stop_choice(request, 1)  # while the next step may be under way
+    told = len(request.choices[1].tokens)
+    lab.run()
+    assert len(request.choices[1].tokens) == told
+    assert [e.data["reason"] for e in lab.events if e.kind == Kind.FINISHED] == ["length"]
+
+
+def test_an_abort_is_told_to_the_choices_that_had_not_finished(lab: Lab) -> None:
+    request = lab.submit(tokens=5, sampling=Sampling(max_tokens=20, n=2))
+    lab.step_until("token")
+    lab.engine.stop_choice(request, 1)
+    lab.engine.abort(request.id)
+    assert [output.index for output in outputs(lab, request) if output.finish == "abort"] == [0]
+
+
+def test_eos_as_the_last_token_allowed_is_a_stop() -> None:
+    with Lab(model=FakeModel(eos=13)) as lab:
+        request = lab.submit([10], sampling=Sampling(max_tokens=3))
+        lab.run()
+        assert outputs(lab, request)[-1].finish == "stop"
+
+
+def test_a_step_takes_no_more_choices_than_max_batch() -> None:
+    with Lab(config=EngineConfig(num_blocks=256, max_batch=3)) as lab:
+        requests = [lab.submit(tokens=5, sampling=Sampling(max_tokens=6, n=1 + i % 2)) for i in range(6)]
+        lab.run()
+        sizes = [e.data["tokens"] for e in lab.events if e.kind == Kind.STARTED and e.data["phase"] == "decode"]
+        assert max(sizes) == 3
+        assert all(request.state == State.FINISHED for request in requests)
+
+
+def test_instances_take_turns() -> None:
+    with Lab(config=EngineConfig(num_blocks=256, prefill_instances=2, decode_instances=2)) as lab:
+        requests = [lab.submit(tokens=5, sampling=Sampling(max_tokens=6)) for _ in range(6)]
+        lab.run()
+        decoded_on = [e.instance for e in lab.events if e.kind == Kind.DECODING]
+        prefilled_on = [e.instance for e in lab.events if e.kind == Kind.STARTED and e.data["phase"] == "prefill"]
+        assert {decoded_on.count("decode-0"), decoded_on.count("decode-1")} == {3}
+        assert set(prefilled_on) == {"prefill-0", "prefill-1"}
+        assert all(request.state == State.FINISHED for request in requests)
+
+
+def test_the_default_slo_is_for_requests_that_bring_none() -> None:
+    with Lab(config=EngineConfig(num_blocks=64, default_slo=SLO(ttft=3.0))) as lab:
+        assert lab.submit(tokens=5).slo == SLO(ttft=3.0)
+        assert lab.submit(tokens=5, slo=SLO()).slo == SLO()
+
+
+def test_sampled_requests_without_a_seed_get_different_ones(lab: Lab) -> None:
+    sampling = Sampling(max_tokens=8, temperature=5.0)
+    one, other = lab.submit(tokens=5, sampling=sampling), lab.submit(tokens=5, sampling=sampling)
+    lab.run()
+    assert lab.outputs(one) != lab.outputs(other)
+
+
+def test_the_context_is_what_the_pool_can_hold_and_n_counts_at_admission() -> None:
+    """Case A15. 32 blocks, 16 a side: 256 tokens of context, though the model has 4,096."""
+    with Lab(config=EngineConfig(num_blocks=32)) as lab:
+        assert lab.engine.max_model_len == 256
+        with pytest.raises(Refused, match=r"ask for 288 tokens of KV cache with n = 3, .* decode holds 256"):
+            lab.submit(tokens=100, sampling=Sampling(max_tokens=60, n=3))
+        cut = lab.submit(tokens=200, sampling=Sampling(max_tokens=10_000))  # to what the context leaves
+        lab.run()
+        assert len(lab.outputs(cut)) == 56
+
+
+def test_a_copy_from_another_device_survives_the_failure_of_its_step() -> None:
+    """The step that was to copy the newcomers' prompts fails for one of them; the others decode what was copied."""
+    with Lab(
+        model=FakeModel(fail_on=666), decode_model=FakeModel(fail_on=666), config=EngineConfig(num_blocks=96)
+    ) as lab:
+        poison_freed_blocks(lab)
+        bad = lab.submit([665], sampling=Sampling(max_tokens=5))
+        good = [lab.submit([100 + i] * 20, sampling=Sampling(max_tokens=5, n=2)) for i in range(3)]
+        lab.run()
+        lab.check()
+        assert bad.state == State.FAILED
+        for i, request in enumerate(good):
+            assert [choice.tokens for choice in request.choices] == [list(range(101 + i, 106 + i))] * 2
+        assert all(device.pool.free_blocks == device.pool.num_blocks for device in lab.engine.devices)
