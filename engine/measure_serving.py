@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -30,10 +31,7 @@ async def measure_steps(model: LanguageModel, config: EngineConfig, sequences: i
     watch = _Watch()
     engine = await _serving(model, config, watch)
     try:
-        for _ in range(sequences):
-            _decode(engine, context, _TOKENS)
-        while len(watch.steps_of(sequences)) < _STEPS_TIMED:
-            await asyncio.sleep(0.01)
+        await _decode_together(engine, watch, sequences, context, _TOKENS)
     finally:
         await engine.stop()
     seconds = median(watch.steps_of(sequences)[:_STEPS_TIMED])
@@ -52,14 +50,12 @@ async def measure_slowdowns(
             await _finished(engine, tokens)
         alone = median(watch.prefills)
         watch.prefills.clear()
-        for _ in range(sequences):
-            _decode(engine, 64, 3 * _TOKENS)
-        while len(watch.steps_of(sequences)) < _STEPS_TIMED:
-            await asyncio.sleep(0.01)
+        decoding = await _decode_together(engine, watch, sequences, 64, 3 * _TOKENS)
         step_alone = median(watch.steps_of(sequences))
         watch.prefills.clear()
         watch.beside.clear()
         while len(watch.prefills) < _ROUNDS or len(watch.beside) < _STEPS_TIMED:
+            _require_some(decoding)
             await _finished(engine, tokens)
     finally:
         await engine.stop()
@@ -113,6 +109,23 @@ async def _serving(model: LanguageModel, config: EngineConfig, watch: _Watch) ->
     engine.timeline.add(watch)
     await engine.start()
     return engine
+
+
+async def _decode_together(
+    engine: Engine, watch: _Watch, sequences: int, context: int, tokens: int
+) -> list[asyncio.Task[None]]:
+    """Serve so many requests at once, until enough steps of them all have been seen. Returns what goes on."""
+    decoding = [_decode(engine, context, tokens) for _ in range(sequences)]
+    while len(watch.steps_of(sequences)) < _STEPS_TIMED:
+        _require_some(decoding)
+        await asyncio.sleep(0.01)
+    return decoding
+
+
+def _require_some(decoding: Sequence[asyncio.Task[None]]) -> None:
+    """RuntimeError where the requests have ended before they could be measured, for whatever reason."""
+    if any(task.done() for task in decoding):
+        raise RuntimeError("decode steps could not be measured: requests ended before enough of them had been seen")
 
 
 def _decode(engine: Engine, context: int, tokens: int) -> asyncio.Task[None]:
