@@ -45,22 +45,15 @@ class Gaps:
         self.counts.frombytes(np.concatenate((np.ones(len(between)), tokens[inside] - 1)).tobytes())
         self._last[index] = float(last[-1])
 
-    @property
-    def mean(self) -> float | None:
-        """None where there is no gap; so are the others."""
-        values, counts = np.frombuffer(self.values), np.frombuffer(self.counts)
-        return float(values @ counts / counts.sum()) if len(values) else None
+    def fold(self, percent: float) -> tuple[float, float, float] | None:
+        """(mean, nearest-rank percentile, maximum) of all gaps; None if there is none.
 
-    @property
-    def max(self) -> float | None:
-        return max(self.values) if self.values else None
-
-    def percentile(self, percent: float) -> float | None:
-        """The nearest-rank percentile, a value that occurred: as engine.metrics.percentile of all gaps one by one."""
+        The percentile is a value that occurred, the same as engine.metrics.percentile has of the gaps one by one.
+        """
         if not self.values:
             return None
         values, counts = np.frombuffer(self.values), np.frombuffer(self.counts)
         order = values.argsort()
         upto = counts[order].cumsum()
-        rank = math.ceil(percent * upto[-1] / 100)
-        return float(values[order[upto.searchsorted(rank)]])
+        at = order[upto.searchsorted(math.ceil(percent * upto[-1] / 100))]
+        return float(values @ counts / upto[-1]), float(values[at]), float(values[order[-1]])

@@ -156,7 +156,8 @@ class _Live:
     gaps: Gaps = field(default_factory=Gaps)
 
     def row(self, finish: Kind | None, ended: float | None) -> Row:
-        request, gaps = self.request, self.gaps
+        request = self.request
+        mean, p99, longest = self.gaps.fold(99) or (None, None, None)
         return Row(
             id=request.id,
             label=request.label,
@@ -167,9 +168,9 @@ class _Live:
             first_token=self.first_token,
             ended=ended,
             finish=finish,
-            tbt_mean=gaps.mean,
-            tbt_p99=gaps.percentile(99),
-            tbt_max=gaps.max,
+            tbt_mean=mean,
+            tbt_p99=p99,
+            tbt_max=longest,
         )
 
 

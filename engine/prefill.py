@@ -189,7 +189,7 @@ class PrefillInstance(Inbox[Event]):
         self._running: Passage | None = None  # whose drive the executor has
         self._ids = 0
         executor.on_reply = self.post
-        self.quota.on_freed.append(lambda: self.post(BlocksFreed()))
+        self.quota.on_freed.append(self._on_freed)
 
     @property
     def idle(self) -> bool:
@@ -202,6 +202,11 @@ class PrefillInstance(Inbox[Event]):
         # At once, and not by way of the inbox: a reply that waits there must not find it among the living.
         self.prefills.leave(request)
         self.post(Left())
+
+    def _on_freed(self) -> None:
+        scheduler = self.prefills.scheduler
+        if scheduler.waiting or scheduler.parked:  # else there is nothing to decide
+            self.post(BlocksFreed())
 
     def handle(self, event: Event) -> None:
         match event:

@@ -124,8 +124,9 @@ def test_gaps_fold_like_the_values_one_by_one(pairs, percent):
     gaps.values.extend(value for value, _ in pairs)
     gaps.counts.extend(count for _, count in pairs)
     expanded = [float(value) for value, count in pairs for _ in range(count)]
-    assert gaps.percentile(percent) == percentile(expanded, percent)
-    assert gaps.max == max(expanded) and gaps.mean == pytest.approx(sum(expanded) / len(expanded))
+    mean = pytest.approx(sum(expanded) / len(expanded))
+    assert gaps.fold(percent) == (mean, percentile(expanded, percent), max(expanded))
+    assert Gaps().fold(percent) is None
 
 
 def test_gaps_are_taken_per_choice():
