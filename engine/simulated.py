@@ -59,6 +59,7 @@ class SimulatedDrive(Drive):
     since: float | None = None
     rate: float = 1.0
     stop: int | None = None
+    goal: float = 0.0  # seconds of its course at which it ends
     first_step: float = 0.0
     timer: asyncio.TimerHandle | None = None
 
@@ -66,13 +67,6 @@ class SimulatedDrive(Drive):
     def progress(self) -> float:
         """Seconds of its course that lie behind it."""
         return self.elapsed if self.since is None else self.elapsed + (self.now() - self.since) * self.rate
-
-    @property
-    def ending(self) -> float:
-        """Seconds of its course at which it ends."""
-        if self.stop is None:
-            return self.course.seconds
-        return self.course.end_of(self.stop) if isinstance(self.course, Steps) else self.course.find(self.stop)[0]
 
     @property
     def done(self) -> float:
@@ -202,12 +196,18 @@ class SimulatedExecutor:
     def _expect(self, drive: SimulatedDrive) -> None:
         if drive.timer is not None:
             drive.timer.cancel()
-        seconds = max(drive.ending - drive.progress, 0.0) / drive.rate
+        if drive.stop is None:
+            drive.goal = drive.course.seconds
+        elif isinstance(drive.course, Steps):
+            drive.goal = drive.course.end_of(drive.stop)
+        else:
+            drive.goal, _ = drive.course.find(drive.stop)
+        seconds = max(drive.goal - drive.progress, 0.0) / drive.rate
         drive.timer = self._loop.call_later(seconds, self._end, drive)
 
     def _end(self, drive: SimulatedDrive) -> None:
         assert isinstance(drive.gate, SimulatedGate)
-        drive.elapsed, drive.since, drive.timer, drive.gate.on_request = drive.ending, None, None, None
+        drive.elapsed, drive.since, drive.timer, drive.gate.on_request = drive.goal, None, None, None
         self._set(None)
         if isinstance(drive.course, Course) and drive.stop is not None:
             drive.gate.passed = drive.stop
