@@ -62,6 +62,7 @@ class ColocatedInstance(Inbox[Event]):
         self._step_seconds = 0.0  # how long the last decode step took
         self._step_ended = float("-inf")
         self._step_started = 0.0
+        self._layer_seconds = 0.0  # how long one layer of the last prefill takes, as predicted
         self._alarm: asyncio.TimerHandle | None = None
         executor.on_reply = self.post
         self.quota.on_freed.append(lambda: self.post(prefill.BlocksFreed()))
@@ -203,11 +204,12 @@ class ColocatedInstance(Inbox[Event]):
         else:
             self._park_for_a_newcomer(now)
         if self._passage is not None and not self._parking:
-            self._set_alarm(due - now)
+            self._set_alarm(self._step_due(interleave) - now)
 
     def _step_due(self, interleave: Interleave) -> float:
-        """When the next decode step must start, and not before prefills have had their quantum."""
-        due = self.decodes.next_token_due(interleave.patience) - self._step_seconds
+        """When a prefill must be asked to pull over for the next decode step, not before it has had its quantum. It may
+        be a whole layer away from where it can."""
+        due = self.decodes.next_token_due(interleave.patience) - self._step_seconds - self._layer_seconds
         return max(due, self._step_ended + interleave.quantum)
 
     def _gives_way(self, interleave: Interleave, now: float) -> bool:
@@ -259,6 +261,8 @@ class ColocatedInstance(Inbox[Event]):
     def _run(self, passage: Passage | None, step: Step | None) -> None:
         """One pass over a slice of prefill, a decode step, or both; or the rest of one that was parked."""
         self._passage, self._step = passage, step
+        if passage is not None:
+            self._layer_seconds = passage.cohort.predicted / self._num_layers
         if step is not None:
             self._step_started = self._now()
         if passage is not None and passage.drive is not None:

@@ -175,8 +175,8 @@ def test_interleaved_prefills_pull_over_when_a_decode_step_is_due(tbt: float, qu
         long = lab.submit(tokens=100, slo=SLO(ttft=60.0))
         lab.run()
         operator, step = 0.0001 + 0.0001 * 100, 20 * 0.0002
-        # Each gap is the target, or the prefill's quantum where that is longer, plus one boundary.
-        assert largest_gap(lab, decoding) <= max(tbt, quantum + step) + operator + 1e-9
+        # Each gap is within the target, or as long as the prefill's quantum, a boundary and the step take.
+        assert largest_gap(lab, decoding) <= max(tbt, quantum + operator + step) + 1e-9
         parks = [event for event in lab.events if event.kind == Kind.PARKED]
         assert parks
         assert token_times(lab, long)
