@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from examples.figures import fig03_chunks, fig04_batching, fig09_goodput, fig10_orders
+from examples.figures import (
+    fig03_chunks,
+    fig04_batching,
+    fig09_goodput,
+    fig10_orders,
+    fig11_budget,
+    fig12_blocking,
+    fig13_predictor,
+    fig14_single_slo,
+    fig15_long,
+)
 from examples.figures.figure import Figure
 from examples.figures.workers import Workers
 
@@ -21,7 +31,15 @@ FIGURES: Mapping[str, Make] = {
     "fig4": fig04_batching.make,
     "fig9": fig09_goodput.make,
     "fig10": fig10_orders.make,
+    "fig11": fig11_budget.make,
+    "fig12": fig12_blocking.make,
+    "fig13": fig13_predictor.make,
+    "fig14": fig14_single_slo.make,
+    "fig15": fig15_long.make,
     # Layered Prefill (arXiv 2510.08055)
 }
 
-LIVE: Mapping[str, Live] = {}
+LIVE: Mapping[str, Live] = {
+    "fig12": fig12_blocking.live,
+    "fig13": fig13_predictor.live,
+}

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter
 
 from engine.deployment import Deployment
-from engine.simulated import pass_seconds
+from engine.timing import pass_seconds
 from examples.figures.figure import Claim, Figure
 from examples.figures.style import headline, ratio_axis, tidy
 from examples.figures.workers import Workers

@@ -13,7 +13,6 @@ from examples.backends import simulated
 from examples.experiment import Load, Run, variant
 from examples.figures.figure import Row
 from examples.figures.workers import Workers
-from examples.results import Record
 from examples.search import Edge, combine, highest, ratio
 
 T = TypeVar("T")
@@ -30,7 +29,7 @@ def generated(source: str, requests: int, model: str = "llama3-8b", *, cv: float
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Systems are named as in `examples.experiment.variant`: a preset, and behind it the answers to change.
+    """Systems are named as `examples.experiment.variant` reads them: a preset, and behind it the answers to change.
 
     Every seed draws other requests, and the same ones for all systems, rates and SLO scales.
     """
@@ -45,15 +44,16 @@ class Study:
         """Of the trace as it comes, in requests per second."""
         return self.load.workload().rate
 
-    async def records(self, system: str, rate: float, scale: float = 1.0) -> list[Record]:
-        """One for each seed (examples/results.py); `scale` multiplies the SLOs."""
+    async def over_seeds(self, of: Callable[[Run], T], system: str, rate: float, scale: float = 1.0) -> list[T]:
+        """`of` each seed's run; `scale` multiplies the SLOs."""
         named = variant(system)
         runs = [Run(named, self.deployment, self.load, rate, scale, seed) for seed in self.seeds]
-        return list(await asyncio.gather(*(self.workers(simulated, run) for run in runs)))
+        return await gathered(self.workers(of, run) for run in runs)
 
     async def attainment(self, system: str, rate: float, scale: float = 1.0) -> float:
-        """Of TTFT, over all seeds."""
-        return mean(record["ttft_attainment"] for record in await self.records(system, rate, scale))
+        """Of TTFT, the mean over seeds."""
+        shares: list[float] = [r["ttft_attainment"] for r in await self.over_seeds(simulated, system, rate, scale)]
+        return mean(shares)
 
     async def by_rate(self, system: str, rates: Sequence[float]) -> Curve:
         """(rate, attainment)"""
@@ -104,8 +104,8 @@ def searched(system: str, knee: Sequence[Edge], tightest: Sequence[Edge] = (), l
     lines.append(_row(system, "knee", rate.value, 1.0, rate.low, rate.high, TARGET))
     if tightest:
         tight = combine(tightest)
-        ends = (None if end is None else 1 / end for end in (tight.value, tight.high, tight.low))
-        lines.append(_row(system, "tightest", load, *ends, TARGET))
+        scale, low, high = (None if end is None else 1 / end for end in (tight.value, tight.high, tight.low))
+        lines.append(_row(system, "tightest", load, scale, low, high, TARGET))
     return lines
 
 

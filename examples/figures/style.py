@@ -10,18 +10,20 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentF
 
 from examples.palette import BLUE, FAINT, GREEN, INK, LATE, ORANGE, PINK, SKY
 
-LEGEND: Final[dict[str, Any]] = {"loc": "outside upper center", "frameon": False, "fontsize": 9}  # of a figure
+LEGEND: Final[dict[str, Any]] = {"loc": "outside lower center", "frameon": False, "fontsize": 9}  # of a figure
 
 # Colour, marker and line of the systems that are compared.
 SYSTEMS: Final[dict[str, tuple[str, str, str]]] = {
     "distserve": (INK, "s", "-"),
-    "distserve-cp2k": (ORANGE, "^", "--"),
+    "distserve-cp2k": (LATE, "v", ":"),
+    "distserve-cp2k order=s-edf": (ORANGE, "^", "--"),
     "distserve-cp8k": (PINK, "v", "-."),
     "flowprefill-layer": (SKY, "D", ":"),
     "flowprefill": (BLUE, "o", "-"),
     "flowprefill-release": (GREEN, "D", ":"),
     "vllm-cp2k": (ORANGE, "^", "--"),
-    "flowprefill-colocated": (BLUE, "o", "-"),
+    "flowprefill-colocated": (SKY, "D", ":"),
+    "layby-colocated": (BLUE, "o", "-"),
     "sarathi": (ORANGE, "^", "--"),
     "layered": (GREEN, "D", "-"),
     "layered-s-edf": (LATE, "P", ":"),
@@ -29,8 +31,8 @@ SYSTEMS: Final[dict[str, tuple[str, str, str]]] = {
 
 
 def line(system: str) -> dict[str, Any]:
-    """Arguments of `Axes.plot` for a system of SYSTEMS, whatever answers of it have been changed."""
-    colour, marker, style = SYSTEMS[system.split()[0]]
+    """Arguments of `Axes.plot` for a system of SYSTEMS, or one of which some answers have been changed."""
+    colour, marker, style = SYSTEMS.get(system) or SYSTEMS[system.split()[0]]
     return {"color": colour, "marker": marker, "ls": style, "lw": 1.6, "ms": 5, "mfc": "white", "mew": 1.4}
 
 
@@ -42,10 +44,12 @@ def tidy(axes: Axes) -> None:
 
 
 def ratio_axis(axes: Axes, label: str) -> None:
-    """Across, on a scale of ratios: request rates, SLO scales, token counts."""
+    """Across, on a scale of ratios: request rates, SLO scales, token counts. Call it when everything is drawn."""
+    low, high = axes.get_xlim()
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(2, subs=(1.0, 1.5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.3g}"))
+    wide = max(high, low) > 64 * max(min(high, low), 1e-9)
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 3.0)) if wide else LogLocator(2, subs=(1.0, 1.5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 100 else f"{value:.3g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(label)
 
