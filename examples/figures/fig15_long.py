@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import mean
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -57,8 +58,8 @@ async def make(workers: Workers) -> Figure:
     return Figure(
         title="FlowPrefill, figure 15: chunks of prompts above 32K tokens",
         setting=(
-            f"Llama3-8B on A800, `flowprefill`, simulated; {REQUESTS} requests a run like QwenTrace's, but a tenth of the "
-            f"searches has 32K to 128K tokens; {len(SEEDS)} seeds"
+            f"Llama3-8B on A800, `flowprefill`, simulated; {REQUESTS} requests a run like QwenTrace's, but a tenth of "
+            f"the searches has 32K to 128K tokens; {len(SEEDS)} seeds"
         ),
         claims=[
             Claim(
@@ -98,7 +99,7 @@ def plot(results: Mapping[tuple[str, float, float], Found], rate: float) -> byte
     chunked = CHUNKS[:-1]
 
     def draw(axes: Axes, chunks: Sequence[str], values: Sequence[float], place: int, label: str) -> None:
-        look = {"color": COLOURS[place], "marker": MARKERS[place], "lw": 1.6, "ms": 5, "mfc": "white", "mew": 1.4}
+        look: dict[str, Any] = {"color": COLOURS[place], "marker": MARKERS[place], "lw": 1.6, "ms": 5, "mfc": "white", "mew": 1.4}
         axes.plot([name(chunk) for chunk in chunks], values, label=label, **look)
 
     for place, load in enumerate(LOADS):
