@@ -99,8 +99,8 @@ def plot(results: Mapping[tuple[str, float, float], Found], rate: float) -> byte
     chunked = CHUNKS[:-1]
 
     def draw(axes: Axes, chunks: Sequence[str], values: Sequence[float], place: int, label: str) -> None:
-        look: dict[str, Any] = {"color": COLOURS[place], "marker": MARKERS[place], "lw": 1.6, "ms": 5, "mfc": "white", "mew": 1.4}
-        axes.plot([name(chunk) for chunk in chunks], values, label=label, **look)
+        look: dict[str, Any] = {"color": COLOURS[place], "marker": MARKERS[place], "mfc": "white", "mew": 1.4}
+        axes.plot([name(chunk) for chunk in chunks], values, label=label, lw=1.6, ms=5, **look)
 
     for place, load in enumerate(LOADS):
         attained = [results[chunk, load, 1.0].attainment for chunk in chunked]
