@@ -18,6 +18,17 @@ from examples.figures import (
     fig13_predictor,
     fig14_single_slo,
     fig15_long,
+    fig16_colocated,
+    fig17_moe,
+    layered_fig02_chunks,
+    layered_fig03_frontier,
+    layered_fig04_attainment,
+    layered_fig05_tokens,
+    layered_tab01_coverage,
+    layered_tab02_tradeoff,
+    layered_tab06_latency,
+    layered_tab07_experts,
+    layered_tab08_energy,
 )
 from examples.figures.figure import Figure
 from examples.figures.workers import Workers
@@ -36,7 +47,18 @@ FIGURES: Mapping[str, Make] = {
     "fig13": fig13_predictor.make,
     "fig14": fig14_single_slo.make,
     "fig15": fig15_long.make,
+    "fig16": fig16_colocated.make,
+    "fig17": fig17_moe.make,
     # Layered Prefill (arXiv 2510.08055)
+    "layered-fig2": layered_fig02_chunks.make,
+    "layered-fig3": layered_fig03_frontier.make,
+    "layered-fig4": layered_fig04_attainment.make,
+    "layered-fig5": layered_fig05_tokens.make,
+    "layered-tab1": layered_tab01_coverage.make,
+    "layered-tab2": layered_tab02_tradeoff.make,
+    "layered-tab6": layered_tab06_latency.make,
+    "layered-tab7": layered_tab07_experts.make,
+    "layered-tab8": layered_tab08_energy.make,
 }
 
 LIVE: Mapping[str, Live] = {
