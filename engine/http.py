@@ -20,6 +20,8 @@ from engine.generation import Generation
 
 Result = TypeVar("Result")
 
+TELL_SECONDS = 2.0  # for clients to take in that their call was ended by the server
+
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
     """Do the work, but cancel it and raise ClientDisconnect as soon as the client has left. The body must be read.
@@ -117,9 +119,11 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """uvicorn calls this ten times a second, and ends the server when it is true."""
         if self._calls.draining:
-            if time.monotonic() >= self._give_up:
+            overdue = time.monotonic() - self._give_up
+            if overdue >= 0:
                 self._calls.abort_all()
-            self.should_exit = self.should_exit or self._calls.idle
+            # Who reads nothing cannot be told that it is over; after a while the connection is cut all the same.
+            self.should_exit = self.should_exit or self._calls.idle or overdue >= TELL_SECONDS
         return await super().on_tick(counter)
 
 

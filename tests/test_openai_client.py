@@ -11,10 +11,12 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -211,6 +213,21 @@ def test_sigterm_drains(tmp_path: Path) -> None:
     recorded = json.loads(trace.read_text())["traceEvents"]
     assert {"prefill-0", "decode-0"} <= {each["args"]["name"] for each in recorded if each["name"] == "thread_name"}
     assert "finished" in {each["name"] for each in recorded}
+
+
+def test_a_client_that_reads_nothing_does_not_keep_the_server_from_ending() -> None:
+    with launched("--model", "toy", "--num-blocks", "512", "--drain-seconds", "0") as (process, url):
+        address = urlsplit(url)
+        body = json.dumps({"prompt": [1], "max_tokens": 3500, "logprobs": 20, "stream": True, "ignore_eos": True})
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect((address.hostname, address.port))
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            deaf.sendall((head + body).encode())
+            wait_until(lambda: 'state="decoding"} 1' in httpx.get(f"{url}/metrics").text)
+            time.sleep(1)  # until its buffers are full
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
 
 
 @pytest.mark.skipif(smollm2.converted(cache_dir()) is None, reason="SmolLM2 is not on this machine")
