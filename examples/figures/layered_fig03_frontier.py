@@ -67,7 +67,7 @@ async def make(workers: Workers) -> Figure:
                 f"median TTFT {waits[0]:.1f} -> {waits[1]:.1f} s, median of the p99 gaps {1e3 * gaps[0]:.0f} -> "
                 f"{1e3 * gaps[1]:.0f} ms; in time {100 * inside[0]:.0f} -> {100 * inside[1]:.0f} %",
                 holds=waits[1] < waits[0] and gaps[1] <= gaps[0] and inside[1] >= 0.9 > inside[0],
-                why="at one rate, beyond the knee of chunked prefill",
+                why="not yet looked into",
             ),
             Claim(
                 "It moves the frontier between TTFT and TBT",
