@@ -35,8 +35,6 @@ from engine.trace import ChromeTrace
 from models.tokenizer import load_tokenizer
 from scheduling.request import SLO
 
-MAX_BODY_BYTES = 32 * 2**20
-
 logger = logging.getLogger("layby")
 
 
@@ -56,6 +54,12 @@ class Service:
 
     def __post_init__(self) -> None:
         self.engine.timeline.add(self.metrics)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Room for a full context as text or as token ids, however it is escaped; a larger body would only keep the
+        event loop from its work while it is read."""
+        return 2**18 + 64 * self.engine.max_model_len
 
     @property
     def unready(self) -> str | None:
@@ -88,16 +92,20 @@ def create_app(service: Service) -> Starlette:
 async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
     asked = await read(request, CompletionRequest)
-    prompts = await unless_gone(request.receive, encode(service.codec, asked.prompt))
-    return await answer(request, asked, submit(service, asked, prompts, CompletionReplies))
+    with service.calls.preparing():
+        prompts = await unless_gone(request.receive, encode(service, asked.prompt))
+        replies = submit(service, asked, prompts, CompletionReplies)
+    return await answer(request, asked, replies)
 
 
 async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
     asked = await read(request, ChatRequest)
     messages = [message.for_template() for message in asked.messages]
-    prompt = await unless_gone(request.receive, service.codec.encode_chat(messages))
-    return await answer(request, asked, submit(service, asked, [prompt], ChatReplies))
+    with service.calls.preparing():
+        prompt = await unless_gone(request.receive, service.codec.encode_chat(messages, service.engine.max_model_len))
+        replies = submit(service, asked, [prompt], ChatReplies)
+    return await answer(request, asked, replies)
 
 
 async def models(request: Request) -> Response:
@@ -130,17 +138,18 @@ async def read(request: Request, kind: type[AnyRequest]) -> AnyRequest:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(f"the body is longer than {MAX_BODY_BYTES} bytes", status=413)
+        if len(body) > service.max_body_bytes:
+            raise ApiError(f"the body is longer than {service.max_body_bytes} bytes", status=413)
     asked = parse(kind, body)
     if asked.model is not None:
         check_model(service, asked.model)
     return asked
 
 
-async def encode(codec: TextCodec, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+async def encode(service: Service, prompts: Sequence[str | list[int]]) -> list[list[int]]:
     """2. Tokens."""
-    return [await codec.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    codec, limit = service.codec, service.engine.max_model_len
+    return [await codec.encode(prompt, limit) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
 def submit(
@@ -316,6 +325,8 @@ def argument_parser() -> argparse.ArgumentParser:
 def check_arguments(args: argparse.Namespace, classes: Mapping[str, SLO]) -> None:
     if args.default_slo not in classes:
         raise ValueError(f"--default-slo {args.default_slo}: no such class; there are {', '.join(classes)}")
+    if args.served_model_name == "":
+        raise ValueError("--served-model-name must not be empty")
     if args.default_max_tokens < 1:
         raise ValueError(f"--default-max-tokens must be at least 1, got {args.default_max_tokens}")
     if not args.drain_seconds >= 0:

@@ -62,7 +62,14 @@ class Device:
         """A device with `blocks` KV blocks, of which the instances named in `limits` may use so many each."""
         shape = model.config
         heads, head_dim = shape.num_kv_heads, shape.head_dim
-        cache = KVCache(shape.num_layers, blocks, block_size, heads, head_dim, model.cache_dtype, model.device)
+        try:
+            cache = KVCache(shape.num_layers, blocks, block_size, heads, head_dim, model.cache_dtype, model.device)
+        except RuntimeError as error:
+            size = blocks * block_size * _kv_bytes(model) / 2**30
+            raise ValueError(
+                f"{blocks} KV blocks of {block_size} tokens take {size:,.1f} GiB, which {model.device} does not give; "
+                "use a smaller num_blocks or kv_bytes"
+            ) from error
         pool = BlockPool(blocks, block_size)
         for name, limit in limits.items():
             pool.quota(name, limit)

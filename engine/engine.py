@@ -67,6 +67,7 @@ class Engine:
         self.error: str | None = None  # why the engine can serve no more, if a task of its own has crashed
         self._make_executor = make_executor or self._thread_executor
         self.devices = devices or Device.lay_out(model, decode_model, self.config)
+        self.proxy = Proxy([], [])  # until `start`
         self._live: dict[int, LiveRequest] = {}
         self._ids = count()
         self._seeds = random.Random(self.config.seed)
@@ -190,8 +191,10 @@ class Engine:
 
     def stop_choice(self, request: LiveRequest, index: int) -> None:
         """A stop string was seen in the text of this choice: it has finished, and its further tokens are dropped."""
+        if request.state.terminal:
+            return
         choice = request.choices[index]
-        if choice.finish is None and not request.state.terminal:
+        if choice.finish is None:
             choice.finish = "stop"
             self._finish_if_complete(request, from_outside=True)
 

@@ -133,7 +133,9 @@ def drive_on(drive: Drive, clock: Clock) -> Reply:
         drive.coroutine.send(None)
     except StopIteration as done:
         return Finished(drive.id, clock.now(), done.value)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit and the like: a thread that dies of one would answer nobody
         text = "".join(traceback.format_exception(error)).strip()
         return Failed(drive.id, clock.now(), text)
     return Parked(drive.id, clock.now())

@@ -6,8 +6,8 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -75,11 +75,21 @@ class Calls:
 
     def __init__(self) -> None:
         self.draining = False
+        self._preparing = 0
         self._running: dict[Generation, None] = {}  # a set that keeps its order
 
     @property
     def idle(self) -> bool:
-        return not self._running
+        return not self._running and not self._preparing
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Around what comes before `begin`: a call whose prompt is being tokenised is under way, too."""
+        self._preparing += 1
+        try:
+            yield
+        finally:
+            self._preparing -= 1
 
     def begin(self, generation: Generation) -> None:
         self._running[generation] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 
 import torch
@@ -44,7 +45,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--park-gib", type=float, default=0.0, help="what parked prefills may keep; default: by KV")
     group.add_argument("--max-model-len", type=int, default=0, help="prompt and output; default: what fits")
     group.add_argument("--max-batch", type=int, default=32, help="choices in a decode step")
-    group.add_argument("--run-ahead", type=int, default=1, help="boundaries that CUDA kernels are queued ahead")
+    group.add_argument("--run-ahead", type=int, help="boundaries that CUDA kernels are queued ahead; default 1")
     group.add_argument("--seed", type=int, default=0, help="draws the seeds of sampled requests that bring none")
 
 
@@ -61,6 +62,17 @@ def engine_from_args(args: argparse.Namespace, *, default_slo: SLO | None = None
     ValueError for every bad option or model, with a message fit to be shown.
     """
     device = _device(args.device)
+    for name in ("kv_gib", "park_gib"):
+        if not 0 <= getattr(args, name) < 2**20:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} must be a number of GiB, 0 or more, got {getattr(args, name)}")
+    cores = os.cpu_count() or 1
+    for name in ("prefill_threads", "decode_threads"):
+        if getattr(args, name) > cores:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} {getattr(args, name)} is more than the {cores} cores of this machine")
+    if args.run_ahead is not None and device.type != "cuda":
+        raise ValueError("--run-ahead has no meaning on a CPU: nothing is queued ahead there")
     config = EngineConfig(
         system=system_from_args(args),
         prefill_instances=args.prefill_instances,
@@ -73,13 +85,16 @@ def engine_from_args(args: argparse.Namespace, *, default_slo: SLO | None = None
         park_limit_bytes=int(args.park_gib * 2**30),
         max_model_len=args.max_model_len,
         max_batch=args.max_batch,
-        run_ahead=args.run_ahead,
+        run_ahead=1 if args.run_ahead is None else args.run_ahead,
         default_slo=default_slo or SLO(),
         seed=args.seed,
     )
     model = load_model(args.model, dtype=args.dtype, device=device)
     decode_model = None
-    if args.decode_device is not None and (other := _device(args.decode_device)) != device:
+    if args.decode_device is not None:
+        other = _device(args.decode_device)
+        if other == device:
+            raise ValueError(f"--decode-device {args.decode_device} is where the prefills run: leave it out")
         decode_model = load_model(args.model, dtype=args.dtype, device=other)
     prefill_threads, _ = config.threads()
     predictor = load_or_measure(model, args.model, prefill_threads).predictor()
@@ -88,7 +103,7 @@ def engine_from_args(args: argparse.Namespace, *, default_slo: SLO | None = None
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -97,4 +112,6 @@ def _device(name: str) -> torch.device:
         raise ValueError(f"--device {name}: Layby runs on cpu and cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {name}: this torch sees no CUDA device")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     return device

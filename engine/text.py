@@ -34,22 +34,42 @@ class TextCodec:
         """ValueError where the chat template is not valid Jinja."""
         self._tokenizer = tokenizer
         self._special = dict(special)
+        self._longest_token = max(map(len, tokenizer.get_vocab()))  # characters of text that a token stands for at most
         self._special_ids = frozenset(
             token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special
         )
         self._template = None if chat_template is None else _compile(chat_template)
 
-    async def encode(self, text: str) -> list[int]:
-        """The tokens of a plain prompt. The tokenizer adds its BOS, if it has one, unless `text` begins with it."""
+    async def encode(self, text: str, limit: int | None = None) -> list[int]:
+        """The tokens of a plain prompt. The tokenizer adds its BOS, if it has one, unless `text` begins with it.
+
+        PromptError for a text that cannot be had in `limit` tokens, before any time is spent on it.
+        """
+        self._refuse_too_long(text, limit)
         bos = self._special.get("bos_token")
         return await asyncio.to_thread(self._encode, text, not (bos and text.startswith(bos)))
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    async def encode_chat(self, messages: Sequence[Mapping[str, str]], limit: int | None = None) -> list[int]:
         """The tokens of a chat, up to where the assistant's turn begins. The template alone says where a BOS stands.
 
-        PromptError where the model has no template, or the template refuses the messages.
+        PromptError where the model has no template, the template refuses the messages, or they are too long.
         """
-        return await asyncio.to_thread(lambda: self._encode(self.render(messages), add_special_tokens=False))
+
+        def work() -> list[int]:
+            text = self.render(messages)
+            self._refuse_too_long(text, limit)
+            return self._encode(text, add_special_tokens=False)
+
+        return await asyncio.to_thread(work)
+
+    def _refuse_too_long(self, text: str, limit: int | None) -> None:
+        if limit is None:
+            return
+        most = limit * self._longest_token
+        if len(text) > most:
+            raise PromptError(
+                f"the prompt has {len(text)} characters, and the context of {limit} tokens holds {most} at most"
+            )
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # The batch call, unlike encode(), computes no offsets and lets go of the interpreter's lock.

@@ -49,4 +49,4 @@ def _current_directory_on_path() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path.remove(here)
+        del sys.path[len(sys.path) - 1 - sys.path[::-1].index(here)]  # the one put there, not the user's own

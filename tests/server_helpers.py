@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from types import SimpleNamespace
 
 import uvicorn
@@ -32,6 +33,7 @@ class FakeEngine:
         self.decode = [SimpleNamespace(name="decode-0", quota=SimpleNamespace(used=0, limit=70))]
         self.instances = [*self.prefill, *self.decode]
         self.accepting = True
+        self._ids = count()  # never used twice: an earlier call's late end must not abort a later request
         self.reset()
 
     def reset(self) -> None:
@@ -49,7 +51,7 @@ class FakeEngine:
             raise EngineStopped("the engine is not running")
         if len(prompt) >= self.max_model_len:
             raise Refused(f"the prompt has {len(prompt)} tokens, and the context has {self.max_model_len}")
-        request = LiveRequest(len(self.submitted), prompt, sampling or Sampling(), slo or SLO(), label=label)
+        request = LiveRequest(next(self._ids), prompt, sampling or Sampling(), slo or SLO(), label=label)
         self.submitted.append(request)
         self.timeline.record(Kind.ARRIVED, request=request)
         return request
@@ -57,10 +59,10 @@ class FakeEngine:
     async def stream(self, request: LiveRequest) -> AsyncIterator[Output]:
         sampling = request.sampling
         tokens = [*self.script, EOS][: sampling.max_tokens]
-        for count, token in enumerate(tokens):
-            if count == self.fail_after:
+        for number, token in enumerate(tokens):
+            if number == self.fail_after:
                 raise RequestFailed("ValueError: the model gave NaN logits")
-            while count == self.hang_after and request.id not in self.aborted:
+            while number == self.hang_after and request.id not in self.aborted:
                 await asyncio.sleep(0.001)
             for index in range(sampling.n):
                 if request.id in self.aborted:
@@ -68,7 +70,7 @@ class FakeEngine:
                     continue
                 if (request.id, index) in self.stopped:
                     continue
-                finish = "stop" if token == EOS else "length" if count + 1 == sampling.max_tokens else None
+                finish = "stop" if token == EOS else "length" if number + 1 == sampling.max_tokens else None
                 top = tuple((ord("a") + rank, -1.0 - rank) for rank in range(sampling.logprobs or 0))
                 yield Output(index, token, None if sampling.logprobs is None else -0.5, top, finish)
             await asyncio.sleep(0)

@@ -163,3 +163,24 @@ def test_thread_counts_below_one_are_refused() -> None:
             ThreadExecutor("x", LiveClock(), forwards(), threads=0)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("raised", [SystemExit("died"), asyncio.CancelledError()])
+def test_a_forward_that_raises_what_is_no_exception_fails_like_any_other(raised: BaseException) -> None:
+    async def main() -> None:
+        async with Rig() as rig:
+
+            async def forward() -> None:
+                raise raised
+
+            rig.start(forward())
+            assert isinstance(await rig.reply(), Failed)
+
+            async def next_one() -> str:
+                return "alive"
+
+            rig.start(next_one())
+            reply = await rig.reply()
+            assert isinstance(reply, Finished) and reply.value == "alive"
+
+    asyncio.run(main())

@@ -359,6 +359,7 @@ def test_after_any_storm_the_pools_are_whole(storm: list[tuple], system: str, tw
                 lab.loop.call_at(aborted, lab.engine.abort, number)
         lab.run()
         lab.check()
+        assert not [e for e in lab.events if e.kind == Kind.DRIVE_FAILED]  # a retry would hide what the model noticed
         assert lab.engine.idle
         assert all(instance.quota.used == 0 for instance in (*lab.engine.prefill, *lab.engine.decode))
         for request in requests:
@@ -574,4 +575,33 @@ def test_a_copy_from_another_device_survives_the_failure_of_its_step() -> None:
         assert bad.state == State.FAILED
         for i, request in enumerate(good):
             assert [choice.tokens for choice in request.choices] == [list(range(101 + i, 106 + i))] * 2
+        assert all(device.pool.free_blocks == device.pool.num_blocks for device in lab.engine.devices)
+
+
+def test_stopping_or_idling_out_of_turn_is_harmless(lab: Lab) -> None:
+    gone = lab.submit(tokens=5)
+    lab.engine.abort(gone.id)
+    lab.engine.stop_choice(gone, 0)  # it never had a choice
+    asyncio.run(Engine(FakeModel(), EngineConfig(num_blocks=16)).stop())  # never started
+
+
+@pytest.mark.parametrize("how", ["abort", "stop"])
+def test_who_ends_before_its_prompt_has_been_copied_is_not_copied(how: str) -> None:
+    """Two devices; the request ends between its hand-over and the step that would copy its prompt."""
+    with Lab("distserve", decode_model=FakeModel(), config=EngineConfig(num_blocks=64)) as lab:
+        poison_freed_blocks(lab)
+        lab.submit(tokens=20, sampling=Sampling(max_tokens=30))
+        lab.step_until("token")
+        leaver = lab.submit(tokens=40, sampling=Sampling(max_tokens=9))
+        while lab.step_until("decoding").request is not leaver:
+            pass
+        instance = lab.engine.decode[0]
+        assert isinstance(instance, DecodeInstance)
+        if how == "abort":
+            lab.engine.abort(leaver.id)
+        else:
+            lab.engine.stop_choice(leaver, 0)
+        assert instance.decodes._copies == []
+        lab.run()
+        lab.check()
         assert all(device.pool.free_blocks == device.pool.num_blocks for device in lab.engine.devices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import replace
@@ -263,3 +264,14 @@ def test_a_bad_import_path_is_one_line(module: Callable[[str, str], None], path:
 def test_any_preset_takes_any_order(name: str) -> None:
     changed = change(preset(name), "order=examples.my_order:ShortestFirst")
     assert changed == replace(preset(name), order=my_order.ShortestFirst())
+
+
+def test_looking_for_an_order_leaves_the_import_path_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "an_order_of_mine.py").write_text("from scheduling.order import FCFS\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before = list(sys.path)
+    find_order("an_order_of_mine:FCFS")
+    assert sys.path == before

@@ -101,3 +101,28 @@ def test_nan_logits_are_an_error_that_names_the_rows() -> None:
 def test_impossible_sampling_is_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         Sampling(**{field: value})  # type: ignore[arg-type]
+
+
+def test_nothing_is_sorted_where_nothing_is_cut_and_little_where_top_p_is_soon_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[int] = []
+    topk = torch.Tensor.topk
+    monkeypatch.setattr(torch.Tensor, "topk", lambda self, k: (looked_at.append(k), topk(self, k))[1])
+    logits = torch.zeros(1, 50_000)
+    one(logits, Sampling(temperature=1.0))
+    assert looked_at == []
+    peaked = logits.clone()
+    peaked[0, :10] = 30.0
+    assert one(peaked, Sampling(temperature=1.0, top_p=0.9)).token < 10
+    assert looked_at == [1024]
+    one(logits, Sampling(temperature=1.0, top_p=0.9))  # a flat distribution needs them all
+    assert looked_at == [1024, 1024, 50_000]
+
+
+def test_a_token_of_no_probability_is_never_drawn() -> None:
+    logits = torch.full((1, 8), float("-inf"))
+    logits[0, 2] = logits[0, 5] = 0.0
+    for top_p in (1.0, 0.999):
+        drawn = {one(logits, Sampling(temperature=1.0, top_p=top_p), position=i).token for i in range(200)}
+        assert drawn == {2, 5}

@@ -226,7 +226,7 @@ def test_a_stop_string_ends_a_choice_and_never_shows(api: Api, path: str) -> Non
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     assert "".join(choice.get("text") or choice.get("delta", {}).get("content", "") for choice in choices) == "one "
     assert choices[-1]["finish_reason"] == "stop"
-    assert api.engine.stopped == [(0, 0)]
+    assert api.engine.stopped == [(api.engine.submitted[0].id, 0)]
     assert api.engine.aborted == []
 
 
@@ -421,7 +421,8 @@ def test_malformed_bodies(api: Api, path: str, body: bytes, says: str) -> None:
         {"prompt": "hi", "temperature": "secret" * 100_000},
     ],
 )
-def test_a_huge_bad_body_is_answered_in_short(api: Api, body: Json) -> None:
+def test_a_huge_bad_body_is_answered_in_short(api: Api, body: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.Service.max_body_bytes", 2**22)
     answer = api.http.post(COMPLETIONS, json=body)
     assert answer.status_code in (400, 404)
     assert len(answer.content) < 700
@@ -429,7 +430,7 @@ def test_a_huge_bad_body_is_answered_in_short(api: Api, body: Json) -> None:
 
 
 def test_a_body_beyond_all_measure_is_cut_off(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr("server.Service.max_body_bytes", 1000)
     assert "longer than 1000 bytes" in problem(api.post(COMPLETIONS, expect=413, prompt="x" * 1000))["message"]
 
 
@@ -451,7 +452,7 @@ def test_models(api: Api) -> None:
 def test_one_prompt_of_several_is_refused(api: Api) -> None:
     """Then the call is: what was submitted before is aborted."""
     problem(api.post(COMPLETIONS, expect=400, prompt=["a", "x" * 200]))
-    assert api.engine.aborted == [0]
+    assert api.engine.aborted == [api.engine.submitted[0].id]
 
 
 # When the engine fails
@@ -511,7 +512,7 @@ def leave(api: Api, path: str, *, after: bytes, **fields: Any) -> None:
 def test_who_leaves_is_aborted(api: Api, tokens: int, stream: bool, after: bytes) -> None:
     api.engine.hang_after = tokens
     leave(api, COMPLETIONS, after=after, prompt=["a", "b"], stream=stream)
-    wait_until(lambda: sorted(api.engine.aborted) == [0, 1])
+    wait_until(lambda: sorted(api.engine.aborted) == [request.id for request in api.engine.submitted])
     wait_until(lambda: api.service.calls.idle)
     check_alive(api)
 
@@ -529,7 +530,7 @@ def test_who_leaves_while_the_prompt_is_tokenised_never_reaches_the_engine() -> 
     engine = FakeEngine()
 
     class Slow(TextCodec):
-        async def encode(self, text: str) -> list[int]:
+        async def encode(self, text: str, limit: int | None = None) -> list[int]:
             left.set()
             return await asyncio.Event().wait()  # type: ignore[return-value]
 
@@ -597,7 +598,7 @@ def test_a_second_signal_ends_what_is_running(api: Api) -> None:
     assert api.engine.aborted == []
     server.handle_exit(signal.SIGTERM, None)
     assert not tick()  # its client is being told
-    assert sorted(set(api.engine.aborted)) == [0, 1]
+    assert sorted(set(api.engine.aborted)) == [request.id for request in api.engine.submitted]
     calls.end(running)
     assert tick()
 
@@ -680,6 +681,12 @@ def test_metrics_count_what_happened() -> None:
         (["--trace", "/no/such/folder/file"], "/no/such/folder/file"),
         (["--model", "toy", "--preempt", "sometimes"], "sometimes"),
         (["--model", "toy", "--max-batch", "0"], "max_batch must be at least 1, got 0"),
+        (["--served-model-name", ""], "--served-model-name must not be empty"),
+        (["--model", "toy", "--kv-gib", "inf"], "--kv-gib must be a number of GiB, 0 or more, got inf"),
+        (["--model", "toy", "--park-gib", "nan"], "--park-gib must be a number of GiB, 0 or more, got nan"),
+        (["--model", "toy", "--prefill-threads", "100000"], "--prefill-threads 100000 is more than the"),
+        (["--model", "toy", "--run-ahead", "2"], "--run-ahead has no meaning on a CPU"),
+        (["--model", "toy", "--decode-device", "cpu"], "--decode-device cpu is where the prefills run"),
     ],
 )
 def test_bad_options_end_at_once(options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -687,3 +694,25 @@ def test_bad_options_end_at_once(options: list[str], says: str, capsys: pytest.C
         main(["--port", "0", *options])
     assert exit.value.code == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_prompt_that_no_context_could_hold_is_refused_before_it_is_tokenised(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("it was tokenised")
+
+    monkeypatch.setattr("engine.text.TextCodec._encode", never)
+    too_long = "x" * 20_000
+    says = problem(api.post(COMPLETIONS, expect=400, prompt=too_long))["message"]
+    assert "20000 characters" in says
+    says = problem(api.post(CHAT, expect=400, messages=[{"role": "user", "content": too_long}]))["message"]
+    assert "characters, and the context of" in says
+
+
+def test_a_call_that_is_being_tokenised_counts_as_under_way() -> None:
+    calls = Calls()
+    assert calls.idle
+    with calls.preparing():
+        assert not calls.idle
+    assert calls.idle
