@@ -112,9 +112,10 @@ class Deployment:
         """The same for all instances."""
         return self.timing
 
-    def slowdown_of(self, instance: str) -> float:
-        """None: every instance has devices of its own."""
-        return 1.0
+    @property
+    def shared(self) -> bool:
+        """Every instance has devices of its own."""
+        return False
 
 
 def profile(timing: Timing, num_layers: int) -> Predictor:

@@ -55,16 +55,23 @@ class StepSample:
 
 
 @dataclass(frozen=True, slots=True)
+class Slowdown:
+    """How many times as long a pass of so many rows takes while the other kind of instance is busy."""
+
+    rows: int
+    times: float
+
+
+@dataclass(frozen=True, slots=True)
 class MachineProfile:
-    """`prefill_slowdown`: how much longer a prefill takes while decode steps run beside it; `decode_slowdown`: how much
-    longer a decode step takes beside a prefill."""
+    """Slowdowns: of prefills by their tokens, of decode steps by their sequences."""
 
     provenance: dict[str, str]
     operators: tuple[str, ...]
     passes: tuple[PassSample, ...]
     steps: tuple[StepSample, ...]
-    prefill_slowdown: float
-    decode_slowdown: float
+    prefill_slowdowns: tuple[Slowdown, ...]
+    decode_slowdowns: tuple[Slowdown, ...]
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MachineProfile:
@@ -77,8 +84,8 @@ class MachineProfile:
                 for p in data["passes"]
             ),
             steps=tuple(StepSample(**step) for step in data["steps"]),
-            prefill_slowdown=float(data["prefill_slowdown"]),
-            decode_slowdown=float(data["decode_slowdown"]),
+            prefill_slowdowns=tuple(Slowdown(**each) for each in data["prefill_slowdowns"]),
+            decode_slowdowns=tuple(Slowdown(**each) for each in data["decode_slowdowns"]),
         )
 
 
@@ -102,6 +109,8 @@ class MeasuredTiming:
         self._before = median(sample.before for sample in profile.passes)
         self._after = _fit([[1, v.drawn] for v in volumes], [s.after for s in profile.passes])
         self._batches, self._steps, self._per_key = self._decode_steps(profile.steps)
+        self._prefill_slowdowns = _columns(profile.prefill_slowdowns)
+        self._decode_slowdowns = _columns(profile.decode_slowdowns)
 
     def before(self, volume: Volume) -> float:
         return 0.0 if _decodes_only(volume) else self._before
@@ -125,6 +134,10 @@ class MeasuredTiming:
     def hand_over(self, tokens: int) -> float:
         """Blocks change their owner; nothing moves."""
         return 0.0
+
+    def slowdown(self, volume: Volume) -> float:
+        rows, times = self._decode_slowdowns if _decodes_only(volume) else self._prefill_slowdowns
+        return float(np.interp(volume.rows, rows, times))
 
     def _attend(self, volume: Volume) -> float:
         """Seconds of one layer's attention."""
@@ -182,12 +195,17 @@ class ThisMachine:
     def timing_of(self, instance: str) -> Timing:
         return MeasuredTiming(self.profile, self.model.num_layers)
 
-    def slowdown_of(self, instance: str) -> float:
-        return self.profile.decode_slowdown if instance.startswith("decode") else self.profile.prefill_slowdown
+    @property
+    def shared(self) -> bool:
+        return True
 
 
 def _decodes_only(volume: Volume) -> bool:
     return volume.rows == volume.sequences
+
+
+def _columns(slowdowns: Sequence[Slowdown]) -> tuple[Floats, Floats]:
+    return np.array([s.rows for s in slowdowns], dtype=float), np.array([s.times for s in slowdowns])
 
 
 def _sizes(steps: Sequence[StepSample]) -> list[int]:

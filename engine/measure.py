@@ -45,7 +45,7 @@ PASSES: tuple[tuple[Extent, ...], ...] = (
     ((0, 128),) * 4,
 )
 STEPS = ((1, 64), (2, 64), (4, 64), (8, 64), (16, 64), (32, 64), (8, 768))  # (sequences, tokens of context)
-BESIDE = (8, 512)  # (decoding sequences, prefilled tokens) when both are busy
+BESIDE = ((16, 64, 192, 512), (1, 4, 16))  # (prefilled tokens, decoding sequences) of which each slows the other
 _ROUNDS = 5
 _BLOCK_SIZE = 16
 
@@ -83,11 +83,10 @@ async def measure(model: LanguageModel, name: str, config: EngineConfig) -> Mach
     """A profile of `model` on an engine set up as `config` says. Raises RuntimeError if a forward pass fails."""
     passes = await measure_passes(model, config.threads()[0])
     steps = [await measure_steps(model, config, *shape) for shape in STEPS]
-    prefill_slowdown, decode_slowdown = await measure_slowdowns(model, config, *BESIDE)
+    prefill_slowdowns, decode_slowdowns = await measure_slowdowns(model, config, *BESIDE)
     provenance = _provenance(model, name, config) | {"measured": time.strftime("%Y-%m-%d")}
-    return MachineProfile(
-        provenance, model.layer_operators(0), tuple(passes), tuple(steps), prefill_slowdown, decode_slowdown
-    )
+    slowdowns = tuple(prefill_slowdowns), tuple(decode_slowdowns)
+    return MachineProfile(provenance, model.layer_operators(0), tuple(passes), tuple(steps), *slowdowns)
 
 
 def _provenance(model: LanguageModel, name: str, config: EngineConfig) -> dict[str, str]:

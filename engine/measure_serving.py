@@ -12,7 +12,7 @@ from statistics import median
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.forward import LanguageModel
-from engine.machine import StepSample
+from engine.machine import Slowdown, StepSample
 from engine.timeline import Event, Kind
 from scheduling.batch import Alone
 from scheduling.order import FCFS
@@ -39,27 +39,45 @@ async def measure_steps(model: LanguageModel, config: EngineConfig, sequences: i
 
 
 async def measure_slowdowns(
-    model: LanguageModel, config: EngineConfig, sequences: int, tokens: int
-) -> tuple[float, float]:
-    """(prefill, decode): seconds beside the other over seconds alone, of a prompt of `tokens` and of steps of
-    `sequences`."""
-    watch = _Watch()
-    engine = await _serving(model, config, watch)
-    try:
-        for _ in range(_ROUNDS):
-            await _finished(engine, tokens)
-        alone = median(watch.prefills)
-        watch.prefills.clear()
-        decoding = await _decode_together(engine, watch, sequences, 64, 3 * _TOKENS)
-        step_alone = median(watch.steps_of(sequences))
-        watch.prefills.clear()
-        watch.beside.clear()
-        while len(watch.prefills) < _ROUNDS or len(watch.beside) < _STEPS_TIMED:
-            _require_some(decoding)
-            await _finished(engine, tokens)
-    finally:
-        await engine.stop()
-    return max(1.0, median(watch.prefills) / alone), max(1.0, median(watch.beside) / step_alone)
+    model: LanguageModel, config: EngineConfig, prompts: Sequence[int], batches: Sequence[int]
+) -> tuple[list[Slowdown], list[Slowdown]]:
+    """(prefills, decode steps): seconds beside the other over seconds alone.
+
+    Prefills of each length in `prompts` beside a batch of the middle size; steps of each size in `batches` beside
+    prefills of the last length.
+    """
+    prefills: list[Slowdown] = []
+    steps: list[Slowdown] = []
+    for sequences in batches:
+        watch = _Watch()
+        engine = await _serving(model, config, watch)
+        lengths = prompts if sequences == batches[len(batches) // 2] else prompts[-1:]
+        try:
+            alone = {tokens: await _prefill_seconds(engine, watch, tokens) for tokens in lengths}
+            decoding = await _decode_together(engine, watch, sequences, 64, 2 * _TOKENS)
+            step_alone = median(watch.steps_of(sequences))
+            for tokens in lengths:
+                watch.beside.clear()
+                beside = await _prefill_seconds(engine, watch, tokens, decoding)
+                if len(lengths) > 1:
+                    prefills.append(Slowdown(tokens, max(1.0, beside / alone[tokens])))
+            while len(watch.beside) < _STEPS_TIMED:
+                await _prefill_seconds(engine, watch, lengths[-1], decoding)
+            steps.append(Slowdown(sequences, max(1.0, median(watch.beside) / step_alone)))
+        finally:
+            await engine.stop()
+    return prefills, steps
+
+
+async def _prefill_seconds(
+    engine: Engine, watch: _Watch, tokens: int, decoding: Sequence[asyncio.Task[None]] = ()
+) -> float:
+    """Median of a few prefills, one after the other, on the executor; while all of `decoding` go on."""
+    watch.prefills.clear()
+    for _ in range(_ROUNDS):
+        await _decode(engine, tokens, 1)
+        _require_some(decoding)
+    return median(watch.prefills)
 
 
 class _Watch:
@@ -138,11 +156,6 @@ def _decode(engine: Engine, context: int, tokens: int) -> asyncio.Task[None]:
             pass
 
     return asyncio.create_task(read())
-
-
-async def _finished(engine: Engine, tokens: int) -> None:
-    """Prefill one prompt, and nothing more."""
-    await _decode(engine, tokens, 1)
 
 
 def _prompt(model: LanguageModel, tokens: int) -> list[int]:

@@ -40,6 +40,10 @@ class Roofline:
     def hand_over(self, tokens: int) -> float:
         return self.device.transfer(tokens * self.costs.kv_bytes_per_token)
 
+    def slowdown(self, volume: Volume) -> float:
+        """None: every instance has devices of its own."""
+        return 1.0
+
     def _timed_stretches(self, first: int, last: int) -> list[tuple[int, tuple[str, ...], list[tuple[Seconds, bool]]]]:
         """Alike layers of [first, last): how many, their operators' names, how long each of these takes, and whether it
         computes prefills and decodes apart, as attention does."""

@@ -58,6 +58,7 @@ class SimulatedDrive(Drive):
     elapsed: float = 0.0
     since: float | None = None
     rate: float = 1.0
+    slowdown: float = 1.0  # while a neighbour is busy, it takes so many times as long
     stop: int | None = None
     goal: float = 0.0  # seconds of its course at which it ends
     first_step: float = 0.0
@@ -85,31 +86,33 @@ class SimulatedExecutor:
     """One device, real or a group under tensor parallelism, on which `timing` says how long things take.
 
     `counting`: to count what they read, too. `neighbours` are executors on the same machine: while one of them is busy,
-    this one takes `slowdown` times as long.
+    drives here take longer.
     """
 
     repeats = True
 
-    def __init__(
-        self, loop: VirtualLoop, timing: Timing, counting: Counting | None = None, *, slowdown: float = 1.0
-    ) -> None:
+    def __init__(self, loop: VirtualLoop, timing: Timing, counting: Counting | None = None) -> None:
         self.on_reply: OnReply = lambda reply: None
         self.neighbours: list[SimulatedExecutor] = []
         self._loop = loop
         self._timing = timing
         self._counting = counting
-        self._slowdown = slowdown
         self._moving: SimulatedDrive | None = None
 
     def prepare(self, drive: int, work: Work, preempt: Preempt) -> SimulatedDrive:
         course = self._course(work) if work.repeated is None else self._steps(work, work.repeated)
         boundaries = 1 if isinstance(course, Steps) else course.boundaries
-        return SimulatedDrive(drive, None, SimulatedGate(preempt), boundaries, work, course=course, now=self._loop.now)
+        prepared = SimulatedDrive(
+            drive, None, SimulatedGate(preempt), boundaries, work, course=course, now=self._loop.now
+        )
+        if self.neighbours:
+            prepared.slowdown = self._timing.slowdown(volume(work.prefill) + work.decoded)
+        return prepared
 
     def start(self, drive: Drive) -> None:
         assert isinstance(drive, SimulatedDrive) and isinstance(drive.gate, SimulatedGate)
         drive.gate.on_request = self._stop_soon
-        drive.move(self._rate)
+        drive.move(self._rate(drive))
         if isinstance(drive.course, Steps):
             drive.first_step = self._loop.now() + drive.course.end_of(1) / drive.rate
         self._set(drive)
@@ -156,9 +159,8 @@ class SimulatedExecutor:
 
     # How fast it goes
 
-    @property
-    def _rate(self) -> float:
-        return 1 / self._slowdown if any(other._moving is not None for other in self.neighbours) else 1.0
+    def _rate(self, drive: SimulatedDrive) -> float:
+        return 1 / drive.slowdown if any(other._moving is not None for other in self.neighbours) else 1.0
 
     def _set(self, drive: SimulatedDrive | None) -> None:
         """This drive moves from now on, or none."""
@@ -173,9 +175,9 @@ class SimulatedExecutor:
     def _retime(self) -> None:
         """A neighbour has begun or ended."""
         drive = self._moving
-        if drive is None or drive.rate == self._rate:
+        if drive is None or drive.rate == self._rate(drive):
             return
-        drive.move(self._rate)
+        drive.move(self._rate(drive))
         if isinstance(drive.course, Steps):
             drive.stop = drive.course.under_way(drive.progress)  # the steps that are told of together are alike
         self._expect(drive)

@@ -66,8 +66,9 @@ class Site(Protocol):
 
     def timing_of(self, instance: str) -> Timing: ...
 
-    def slowdown_of(self, instance: str) -> float:
-        """How much longer its drives take while another instance is busy on the same machine; 1: it has its own."""
+    @property
+    def shared(self) -> bool:
+        """Whether all instances are on one machine, and slow each other down."""
         ...
 
 
@@ -93,9 +94,8 @@ def simulate(
     executors: list[SimulatedExecutor] = []
 
     def make_executor(name: str, threads: int, forwards: Forwards) -> Executor:
-        slowdown = deployment.slowdown_of(name)
-        executor = SimulatedExecutor(loop, deployment.timing_of(name), counting, slowdown=slowdown)
-        for other in executors if slowdown > 1 else ():
+        executor = SimulatedExecutor(loop, deployment.timing_of(name), counting)
+        for other in executors if deployment.shared else ():
             executor.neighbours.append(other)
             other.neighbours.append(executor)
         executors.append(executor)

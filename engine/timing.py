@@ -29,6 +29,10 @@ class Timing(Protocol):
         """To copy the K and V of so many tokens from the device of a prefill instance to that of a decode instance."""
         ...
 
+    def slowdown(self, volume: Volume) -> float:
+        """How many times as long a pass takes while another instance on the same machine is busy."""
+        ...
+
 
 def pass_seconds(timing: Timing, num_layers: int, volume: Volume) -> float:
     """Of one forward pass in which all rows cross all layers."""

@@ -63,10 +63,13 @@ def show_machine(machine: MachineProfile) -> None:
     print(f"\n{'decode step':>24}")
     for step in machine.steps:
         print(f"{f'{step.sequences} x {step.context:.0f} tokens':>24}  {step.seconds * 1e3:>7.1f} ms")
-    print(
-        f"\nbeside each other: prefills take {machine.prefill_slowdown:.2f} times as long, decode steps "
-        f"{machine.decode_slowdown:.2f} times"
+    beside = (
+        ("prefills beside decodes", machine.prefill_slowdowns),
+        ("decodes beside prefills", machine.decode_slowdowns),
     )
+    for title, slowdowns in beside:
+        times = ", ".join(f"{each.rows} rows {each.times:.2f} times" for each in slowdowns)
+        print(f"\n{title:>24}  take longer: {times}")
 
 
 def _shape(parts: Sequence[Extent]) -> str:

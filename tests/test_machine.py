@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.course import Leg
 from engine.engine import Engine
 from engine.executor import Finished, Parked, Reply, park
-from engine.machine import MachineProfile, MeasuredTiming, PassSample, StepSample, ThisMachine
+from engine.machine import MachineProfile, MeasuredTiming, PassSample, Slowdown, StepSample, ThisMachine
 from engine.measure import load_or_measure, measure_passes
 from engine.measure_serving import measure_slowdowns, measure_steps
 from engine.metrics import RequestRows
@@ -48,8 +48,8 @@ PROFILE = MachineProfile(
         *(StepSample(n, 100, 0.010 + 0.002 * n + 1e-6 * 100 * n) for n in (1, 2, 4, 8)),
         StepSample(4, 1100, 0.010 + 0.008 + 1e-6 * 4400),
     ),
-    prefill_slowdown=1.5,
-    decode_slowdown=2.0,
+    prefill_slowdowns=(Slowdown(16, 3.0), Slowdown(116, 2.0), Slowdown(1016, 1.1)),
+    decode_slowdowns=(Slowdown(1, 2.0), Slowdown(5, 1.2)),
 )
 
 
@@ -83,8 +83,22 @@ def test_a_pass_of_both_reads_the_projections_once() -> None:
     assert attention == pytest.approx(30e-6 + 20e-9 * 200 * 201 / 2 + 1e-6 * 8000 / LAYERS)
 
 
+@pytest.mark.parametrize(
+    ("volume", "times"),
+    [
+        (Volume.of(0, 8), 3.0),
+        (Volume.of(500, 66), 2.5),
+        (Volume.of(0, 4000), 1.1),
+        (Volume(3, 300, 300, 3, 3), 1.6),
+        (Volume(9, 900, 900, 9, 9), 1.2),
+    ],
+)
+def test_slowdowns_lie_between_what_was_measured(volume: Volume, times: float) -> None:
+    assert MeasuredTiming(PROFILE, LAYERS).slowdown(volume) == pytest.approx(times)
+
+
 class SecondTiming:
-    """Every operator takes a second."""
+    """Every operator takes a second, and twice as long beside others; decode steps four times."""
 
     def before(self, volume: Volume) -> float:
         return 0.0
@@ -98,16 +112,18 @@ class SecondTiming:
     def hand_over(self, tokens: int) -> float:
         return 0.0
 
+    def slowdown(self, volume: Volume) -> float:
+        return 4.0 if volume.rows == 2 else 2.0
+
 
 def test_neighbours_slow_each_other_down_while_both_are_busy() -> None:
     loop = VirtualLoop()
-    prefill = SimulatedExecutor(loop, SecondTiming(), slowdown=2.0)
-    decode = SimulatedExecutor(loop, SecondTiming(), slowdown=4.0)
+    prefill, decode = SimulatedExecutor(loop, SecondTiming()), SimulatedExecutor(loop, SecondTiming())
     prefill.neighbours, decode.neighbours = [decode], [prefill]
     replies: list[Reply] = []
     prefill.on_reply = decode.on_reply = replies.append
     long = prefill.prepare(1, Work(10, (Part([1], 0, ()),), last=10), Preempt.OPERATOR)
-    short = decode.prepare(2, Work(2, (Part([1], 0, ()),), last=2), Preempt.NEVER)
+    short = decode.prepare(2, Work(2, (Part([1, 1], 0, ()),), last=2), Preempt.NEVER)
     loop.call_at(0.0, prefill.start, long)  # ten seconds of work, alone until 3
     loop.call_at(3.0, decode.start, short)  # two seconds of work, never alone: until 11
     loop.call_at(5.5, lambda: replies.append(Parked(0, long.done)))  # a look at it: 3 + 2.5 / 2 = 4.25 of 10 seconds
@@ -122,8 +138,7 @@ def test_neighbours_slow_each_other_down_while_both_are_busy() -> None:
 
 def test_steps_end_together_with_a_change_of_pace() -> None:
     loop = VirtualLoop()
-    prefill = SimulatedExecutor(loop, SecondTiming(), slowdown=2.0)
-    decode = SimulatedExecutor(loop, SecondTiming(), slowdown=2.0)
+    prefill, decode = SimulatedExecutor(loop, SecondTiming()), SimulatedExecutor(loop, SecondTiming())
     prefill.neighbours, decode.neighbours = [decode], [prefill]
     replies: list[Reply] = []
     decode.on_reply = replies.append
@@ -151,23 +166,26 @@ def test_the_engine_of_this_machine_runs_in_simulation() -> None:
 
 
 def _undisturbed() -> MachineProfile:
-    return replace(PROFILE, prefill_slowdown=1.0, decode_slowdown=1.0)
+    none = (Slowdown(1, 1.0),)
+    return replace(PROFILE, prefill_slowdowns=none, decode_slowdowns=none)
 
 
 def test_measuring_gives_times_for_every_shape_step_and_slowdown() -> None:
     model = load_model("toy")
     config = EngineConfig(num_blocks=512, block_size=16)
 
-    async def measure() -> tuple[list[PassSample], StepSample, tuple[float, float]]:
+    async def measure() -> tuple[list[PassSample], StepSample, tuple[list[Slowdown], list[Slowdown]]]:
         passes = await measure_passes(model, 1, (((0, 8),), ((0, 32),), ((16, 8),), ((0, 8),) * 2, ((0, 9999),)))
-        return passes, await measure_steps(model, config, 2, 8), await measure_slowdowns(model, config, 2, 16)
+        slowdowns = await measure_slowdowns(model, config, (8, 32), (1, 2))
+        return passes, await measure_steps(model, config, 2, 8), slowdowns
 
-    passes, step, slowdowns = asyncio.run(measure())
+    passes, step, (prefills, steps) = asyncio.run(measure())
     assert [sample.parts for sample in passes] == [((0, 8),), ((0, 32),), ((16, 8),), ((0, 8),) * 2]  # 9,999 do not fit
     for sample in passes:
         assert len(sample.operators) == len(OPERATORS) and min(*sample.operators, sample.after) > 0
     assert step.sequences == 2 and step.seconds > 0
-    assert min(slowdowns) >= 1
+    assert [each.rows for each in prefills] == [8, 32] and [each.rows for each in steps] == [1, 2]
+    assert all(each.times >= 1 for each in (*prefills, *steps))
 
 
 def test_a_model_that_fails_is_an_error_and_not_a_profile() -> None:
@@ -186,7 +204,10 @@ def test_a_profile_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest
         return PROFILE
 
     monkeypatch.setattr("engine.measure.measure", measured)
-    load = lambda **options: asyncio.run(load_or_measure(model, "toy", config, **options))  # noqa: E731
+
+    def load(*, fresh: bool = False) -> MachineProfile:
+        return asyncio.run(load_or_measure(model, "toy", config, fresh=fresh))
+
     assert load() == load() == PROFILE and len(calls) == 1
     assert load(fresh=True) == PROFILE and len(calls) == 2
     (path,) = tmp_path.rglob("machine-*.json")

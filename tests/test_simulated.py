@@ -52,6 +52,9 @@ class FlatTiming:
     def hand_over(self, tokens: int) -> float:
         return 0.0
 
+    def slowdown(self, volume: Volume) -> float:
+        return 1.0
+
 
 def play(system: str, seed: int, *, simulated: bool) -> tuple[list[Row], list[Event]]:
     """Random requests, two of which are aborted: their rows by id, and all events of prefills."""
