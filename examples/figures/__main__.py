@@ -4,7 +4,7 @@
     python -m examples.figures fig12 --backend torch --model smollm2
     python -m examples.figures all
 
-`figN` are FlowPrefill's; `layered-figN` and `layered-tableN` Layered Prefill's. Each prints the paper's claim,
+`figN` are FlowPrefill's; `layered-figN` and `layered-tabN` Layered Prefill's. Each prints the paper's claim,
 ours, and whether it holds, and writes NAME.png and NAME.csv; `all` also writes README.md, the table of all claims.
 """
 

@@ -178,7 +178,7 @@ def plot(points: Sequence[Point], title: str) -> bytes:
         tidy(above)
         tidy(below)
     axes[0, 0].set_ylabel("predicted, ms")
-    axes[1, 0].set_ylabel("predicted over actual")
+    axes[1, 0].set_ylabel("error of the prediction")
     headline(figure, title)
     return png(figure)
 

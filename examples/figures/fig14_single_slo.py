@@ -91,7 +91,7 @@ def plot(results: Mapping[tuple[str, float], Served], possible: float) -> bytes:
     left.set_ylim(0)
     left.set_title("thousand prompt tokens a second", loc="left", fontsize=10)
     right.axhline(possible, color=FAINT, lw=1, ls=(0, (4, 3)))
-    right.text(RATES[-1], possible + 0.01, "feasible alone", ha="right", fontsize=9, color=INK)
+    right.text(RATES[-1], possible + 0.01, "in time if alone", ha="right", fontsize=9, color=INK)
     right.set_ylim(-0.02, 1.02)
     right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     right.set_title("requests that meet TTFT", loc="left", fontsize=10)

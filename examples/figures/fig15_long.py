@@ -15,7 +15,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from engine.deployment import Deployment
 from examples.backends import simulated
@@ -111,7 +111,9 @@ def plot(results: Mapping[tuple[str, float, float], Found], rate: float) -> byte
     waits = [results[chunk, 1.0, 1.0].blocking_ms for chunk in CHUNKS]
     draw(right, CHUNKS, waits, 0, f"{rate:.2g} requests/s")
     right.set_yscale("log")
+    right.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
     right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    right.yaxis.set_minor_formatter(NullFormatter())
     for axes in (left, middle):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     left.set_title("requests that meet TTFT, by rate", loc="left", fontsize=10)
