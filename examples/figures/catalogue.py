@@ -20,6 +20,7 @@ from examples.figures import (
     fig15_long,
     fig16_colocated,
     fig17_moe,
+    layered_dense,
     layered_fig02_chunks,
     layered_fig03_frontier,
     layered_fig04_attainment,
@@ -29,6 +30,8 @@ from examples.figures import (
     layered_tab06_latency,
     layered_tab07_experts,
     layered_tab08_energy,
+    layered_tab11_groups,
+    layered_urgent,
 )
 from examples.figures.figure import Figure
 from examples.figures.workers import Workers
@@ -59,6 +62,10 @@ FIGURES: Mapping[str, Make] = {
     "layered-tab6": layered_tab06_latency.make,
     "layered-tab7": layered_tab07_experts.make,
     "layered-tab8": layered_tab08_energy.make,
+    "layered-tab11": layered_tab11_groups.make,
+    "layered-dense": layered_dense.make,
+    # Ours
+    "layered-urgent": layered_urgent.make,
 }
 
 LIVE: Mapping[str, Live] = {

@@ -20,10 +20,10 @@ from engine.deployment import Deployment
 from engine.energy import joules
 from engine.metrics import Row, percentile
 from engine.simulation import simulate
-from engine.timeline import Event, Kind
 from engine.timing import pass_seconds
 from examples.backends import simulated_arrival
 from examples.figures.workers import Workers
+from examples.token_gaps import TokenGaps
 from examples.workload import at_rate, open_workload
 from models.costs import Volume
 from scheduling.presets import System, preset
@@ -71,21 +71,6 @@ class Served:
     counters: Counters
     decode_batch: float  # rows in a pass that decodes, on average
     seconds: float
-
-
-class TokenGaps:
-    """A Timeline sink: all times between two tokens of one request."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self._latest: dict[int, float] = {}
-
-    def __call__(self, event: Event) -> None:
-        if event.request is None or event.kind not in (Kind.FIRST_TOKEN, Kind.TOKEN):
-            return
-        if event.kind is Kind.TOKEN:
-            self.seconds.append(event.time - self._latest[event.request.id])
-        self._latest[event.request.id] = event.time
 
 
 def serve(trial: Trial) -> Served:
