@@ -5,6 +5,7 @@
 1. Measure: how fast does this machine prefill, with decodes beside it?
 2. Size: scale the QwenTrace-like workload so that the executor is busy `--load` of the time for `--seconds`.
 3. Replay it, arrival by arrival, against each system. 4. One table, one picture, and the traces for Perfetto.
+5. A second picture: tokens that keep coming beside long prompts (examples/demo_layered.py).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from engine.metrics import RequestRows
 from engine.profile import load_or_measure
 from engine.timeline import Kind
 from engine.trace import ChromeTrace
+from examples import demo_layered
 from examples.arrivals import Arrival, scaled
 from examples.demo_report import Outcome, show_progress, table
 from examples.driving import run
@@ -214,6 +216,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     outcomes = run(demo(args, model, drawn))
     for path in report(outcomes, args.out):
         print(f"  {path}")
+    print()
+    demo_layered.demo(args.out)
 
 
 if __name__ == "__main__":

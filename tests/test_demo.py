@@ -11,7 +11,7 @@ from engine.fake import FakeModel
 from engine.lab import Lab
 from engine.metrics import RequestRows
 from engine.timeline import TERMINAL, Kind
-from examples import demo
+from examples import demo, demo_layered
 from examples.arrivals import Arrival
 from examples.demo_plot import choose_window
 from examples.demo_report import Outcome, progress_line, table
@@ -148,6 +148,8 @@ def test_replay_is_open_loop_and_gives_up_after_the_drain():
 def test_the_whole_demo_on_the_toy_model(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo, "load_or_measure", lambda *_: SimpleNamespace(predictor=lambda: Predictor(1e-3, 2e-5)))
     monkeypatch.setattr(demo, "KV_BYTES", 32 << 20)
+    monkeypatch.setattr(demo_layered, "PROMPT", 300)
+    monkeypatch.setattr(demo_layered, "TOKENS", 40)
     demo.main(["--model", "toy", "--requests", "10", "--seconds", "0.3", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     assert "TTFT attainment  n=10" in printed
