@@ -72,7 +72,7 @@ class Assembly:
     def instances(self) -> tuple[list[PrefillInstance | ColocatedInstance], list[DecodeInstance | ColocatedInstance]]:
         """(those that take prefills, those that take decodes); a co-located instance is in both lists."""
         first, last = self.devices[0], self.devices[-1]
-        if not isinstance(self.config.system.placement, Disaggregated):
+        if self.config.system.colocated:
             both = [self._colocated(first, quota) for quota in first.pool.quotas.values()]
             return list(both), list(both)
         prefills = [q for name, q in first.pool.quotas.items() if name.startswith("prefill")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from scheduling.placement import Disaggregated
 from scheduling.predictor import Predictor
 from scheduling.presets import System, preset
 from scheduling.request import SLO
@@ -48,7 +47,7 @@ class EngineConfig:
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        if not isinstance(self.system.placement, Disaggregated):
+        if self.system.colocated:
             for name, value in (("decode_instances", 1), ("decode_threads", 0), ("prefill_share", 0.5)):
                 if getattr(self, name) != value:
                     raise ValueError(f"{name} has no meaning for a co-located system: it decodes where it prefills")
@@ -62,7 +61,7 @@ class EngineConfig:
         decode, which is bound by memory and not by arithmetic.
         """
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if not isinstance(self.system.placement, Disaggregated):
+        if self.system.colocated:
             return self.prefill_threads or max(1, cores // self.prefill_instances), 0
         for_decode = max(1, cores // 4)
         decode = self.decode_threads or max(1, for_decode // self.decode_instances)

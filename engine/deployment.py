@@ -17,7 +17,6 @@ from models.config import ModelConfig
 from models.costs import ModelCosts, Volume, model_costs
 from models.decoder import Model
 from models.load import load_config
-from scheduling.placement import Disaggregated
 from scheduling.predictor import Extent, Predictor
 from scheduling.presets import System
 
@@ -86,12 +85,11 @@ class Deployment:
     # What `simulate` asks
 
     def engine_config(self, system: System) -> EngineConfig:
-        disaggregated = isinstance(system.placement, Disaggregated)
         return EngineConfig(
             system=system,
             predictor=profile(self.timing, self.config.num_layers),
             prefill_instances=self.prefill_instances,
-            decode_instances=self.decode_instances if disaggregated else 1,
+            decode_instances=1 if system.colocated else self.decode_instances,
             block_size=self.block_size,
             max_batch=self.max_batch,
             max_model_len=self.max_model_len,
@@ -104,7 +102,7 @@ class Deployment:
         def lay_out(kind: str, count: int) -> Device:
             return Device.of(model, self.block_size, count * blocks, {f"{kind}-{i}": blocks for i in range(count)})
 
-        if not isinstance(system.placement, Disaggregated):
+        if system.colocated:
             return [lay_out("colocated", self.prefill_instances)]
         return [lay_out("prefill", self.prefill_instances), lay_out("decode", self.decode_instances)]
 

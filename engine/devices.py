@@ -14,7 +14,6 @@ from engine.forward import LanguageModel
 from kv.cache import KVCache
 from kv.pool import BlockPool, Quota
 from models.costs import model_costs
-from scheduling.placement import Disaggregated
 
 _MOST_KV_BYTES_ON_CPU = 4 << 30  # a laptop has other things to do with its memory
 
@@ -33,7 +32,7 @@ class Device:
     def lay_out(cls, model: LanguageModel, decode_model: LanguageModel | None, config: EngineConfig) -> list[Device]:
         """One device for all instances, or one for the prefill and one for the decode instances; pools and quotas are
         made here. Quotas are named after the instances."""
-        if not isinstance(config.system.placement, Disaggregated):
+        if config.system.colocated:
             if decode_model is not None:
                 raise ValueError("a co-located system decodes where it prefills: it has no second device for decodes")
             count = config.prefill_instances

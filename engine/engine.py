@@ -36,7 +36,6 @@ from engine.proxy import Handover, Proxy
 from engine.sampling import Sampled
 from engine.timeline import Kind, Timeline
 from kv.table import BlockTable
-from scheduling.placement import Disaggregated
 from scheduling.request import SLO, Request, Sampling, State
 
 
@@ -87,7 +86,7 @@ class Engine:
         """Make executors and instances, and begin to accept requests."""
         assembly = Assembly(self.config, self.devices, self.clock, self.timeline, self, self._make_executor)
         self.prefill, self.decode = assembly.instances()
-        colocated = not isinstance(self.config.system.placement, Disaggregated)
+        colocated = self.config.system.colocated
         self.proxy = Proxy(self.prefill, self.decode, colocated=colocated)
         self.proxy.on_wait = lambda request: self.timeline.record(Kind.HANDOVER_WAIT, request=request)
         self.proxy.on_admitted = self._on_admitted

@@ -4,7 +4,7 @@
     rows = simulate(system, arrivals, ThisMachine(model.config, machine, config))
 
 Prefill and decode instances share the processor and its memory bandwidth here. What each takes alone is measured, and
-how much longer it takes while the other is busy.
+how much longer it takes while the other is busy. A co-located instance has the machine for itself.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class MachineProfile:
-    """Slowdowns: of prefills by their tokens, of decode steps by their sequences."""
+    """Slowdowns: of prefills by their tokens, of decode steps by their sequences; none of a co-located instance."""
 
     provenance: dict[str, str]
     operators: tuple[str, ...]
@@ -93,7 +93,9 @@ class MeasuredTiming:
     """A `Timing` (engine/timing.py) from a profile.
 
     Token-wise operators: straight lines between the numbers of rows that were measured. Attention: a fit to sequences,
-    rows and (query, key) pairs. Decode steps: lines between the batch sizes, plus so much for each key read.
+    rows and (query, key) pairs. Decode steps: lines between the batch sizes, plus so much for each key read. What such
+    a step takes beyond its token-wise operators, be it attention or what is done between two steps, is put down to
+    attention where decodes and a prefill share a pass.
     """
 
     def __init__(self, profile: MachineProfile, num_layers: int) -> None:
@@ -113,7 +115,7 @@ class MeasuredTiming:
         self._decode_slowdowns = _columns(profile.decode_slowdowns)
 
     def before(self, volume: Volume) -> float:
-        return 0.0 if _decodes_only(volume) else self._before
+        return self._before
 
     def legs(self, first: int, last: int, *volumes: Volume) -> list[Leg]:
         if first == last:
@@ -121,15 +123,12 @@ class MeasuredTiming:
         together = sum(volumes, Volume())
         seconds = np.array([_between(self._rows, column, together.rows) for column in self._tokenwise.T])
         seconds[self._attention_at] = sum(map(self._attend, volumes))
-        if _decodes_only(together):  # what the operators do not account for lies between them, and between the steps
-            step = _between(self._batches, self._steps, together.rows) + self._per_key * together.keys
-            seconds *= step / (seconds.sum() * self._num_layers)
+        if _decodes_only(together):  # few rows may take less than the fewest that were measured in a prefill
+            seconds *= self._decode_layer(together) / seconds.sum()
         return [Leg(last - first, self._names, tuple(accumulate(seconds.tolist())))]
 
     def after(self, volume: Volume) -> float:
-        if _decodes_only(volume) or not volume.drawn:
-            return 0.0
-        return float(self._after @ (1, volume.drawn))
+        return float(self._after @ (1, volume.drawn)) if volume.drawn else 0.0
 
     def hand_over(self, tokens: int) -> float:
         """Blocks change their owner; nothing moves."""
@@ -142,8 +141,18 @@ class MeasuredTiming:
     def _attend(self, volume: Volume) -> float:
         """Seconds of one layer's attention."""
         if _decodes_only(volume):
-            return self._per_key * volume.keys / self._num_layers
+            tokenwise = sum(
+                _between(self._rows, column, volume.rows)
+                for operator, column in enumerate(self._tokenwise.T)
+                if operator != self._attention_at
+            )
+            return max(self._decode_layer(volume) - tokenwise, self._per_key * volume.keys / self._num_layers)
         return float(self._attention @ (volume.sequences, volume.rows, volume.pairs))
+
+    def _decode_layer(self, volume: Volume) -> float:
+        """Seconds of one layer in a step of decodes alone."""
+        step = _between(self._batches, self._steps, volume.rows) + self._per_key * volume.keys
+        return max(step - self.before(volume) - self.after(volume), 0.1 * step) / self._num_layers
 
     @staticmethod
     def _table(profile: MachineProfile, volumes: Sequence[Volume]) -> tuple[Floats, Floats]:
@@ -181,6 +190,8 @@ class ThisMachine:
     def __post_init__(self) -> None:
         if not (self.config.num_blocks or self.config.kv_bytes):
             raise ValueError("simulating this machine needs num_blocks or kv_bytes in the engine's config")
+        if not self.shared and self.config.prefill_instances > 1:
+            raise ValueError("what several co-located instances on this machine cost each other is not measured")
 
     @property
     def costs(self) -> ModelCosts:
@@ -197,7 +208,7 @@ class ThisMachine:
 
     @property
     def shared(self) -> bool:
-        return True
+        return bool(self.profile.prefill_slowdowns)
 
 
 def _decodes_only(volume: Volume) -> bool:

@@ -1,6 +1,7 @@
 """Measure this machine for the simulator: operators, decode steps, and how much prefills and decodes slow each other.
 
 1. Operators: prefill passes of several shapes, alone, on an executor as in serving, with the clock read at every gate.
+   Not only of powers of two: matrix products are fastest at these.
 2. Decode steps and what both sides cost each other: by serving, since the work between steps is part of a step.
 
 Takes about a minute for a model of 135M on one core, and must have the machine for itself.
@@ -23,7 +24,7 @@ from engine.config import EngineConfig
 from engine.executor import Failed, Forwards, Reply, ThreadExecutor
 from engine.forward import LanguageModel
 from engine.gate import Gate
-from engine.machine import MachineProfile, PassSample
+from engine.machine import MachineProfile, PassSample, Slowdown
 from engine.measure_serving import measure_slowdowns, measure_steps
 from engine.profile import cached_at, provenance_of, write_json
 from engine.sampling import Draw
@@ -34,7 +35,8 @@ from scheduling.preempt import Preempt
 from scheduling.request import Sampling
 
 PASSES: tuple[tuple[Extent, ...], ...] = (
-    *(((0, tokens),) for tokens in (16, 32, 64, 128, 256, 512, 1024, 2048)),
+    *(((0, tokens),) for tokens in (1, 4, 8, 16, 32, 64, 96, 128, 192, 256, 272, 320, 384, 448, 512, 544, 640, 800)),
+    *(((0, tokens),) for tokens in (1024, 1400, 2048)),
     ((256, 256),),
     ((512, 64),),
     ((512, 512),),
@@ -45,8 +47,8 @@ PASSES: tuple[tuple[Extent, ...], ...] = (
     ((0, 128),) * 4,
 )
 STEPS = ((1, 64), (2, 64), (4, 64), (8, 64), (16, 64), (32, 64), (8, 768))  # (sequences, tokens of context)
-BESIDE = ((16, 64, 192, 512), (1, 4, 16))  # (prefilled tokens, decoding sequences) of which each slows the other
-_ROUNDS = 5
+BESIDE = ((16, 64, 192, 512), (1, 8, 24))  # (prefilled tokens, decoding sequences) of which each slows the other
+_ROUNDS = 4
 _BLOCK_SIZE = 16
 
 
@@ -83,7 +85,10 @@ async def measure(model: LanguageModel, name: str, config: EngineConfig) -> Mach
     """A profile of `model` on an engine set up as `config` says. Raises RuntimeError if a forward pass fails."""
     passes = await measure_passes(model, config.threads()[0])
     steps = [await measure_steps(model, config, *shape) for shape in STEPS]
-    prefill_slowdowns, decode_slowdowns = await measure_slowdowns(model, config, *BESIDE)
+    prefill_slowdowns: list[Slowdown] = []
+    decode_slowdowns: list[Slowdown] = []
+    if not config.system.colocated:
+        prefill_slowdowns, decode_slowdowns = await measure_slowdowns(model, config, *BESIDE)
     provenance = _provenance(model, name, config) | {"measured": time.strftime("%Y-%m-%d")}
     slowdowns = tuple(prefill_slowdowns), tuple(decode_slowdowns)
     return MachineProfile(provenance, model.layer_operators(0), tuple(passes), tuple(steps), *slowdowns)

@@ -16,6 +16,7 @@ from engine.machine import Slowdown, StepSample
 from engine.timeline import Event, Kind
 from scheduling.batch import Alone
 from scheduling.order import FCFS
+from scheduling.placement import Disaggregated, Exclusive
 from scheduling.plan import Whole
 from scheduling.preempt import Preempt
 from scheduling.presets import System
@@ -90,7 +91,7 @@ class _Watch:
         self._prefill_since: float | None = None
         self._disturbed = False  # a prefill has begun or ended since the last step ended
         self._step = (0, 0.0)  # sequences of the last step, and when it ended
-        self._sequences: dict[int, int] = {}  # of the decode drives under way
+        self._drives: dict[tuple[str, int], tuple[str, int]] = {}  # those under way: phase, and tokens
 
     def steps_of(self, sequences: int) -> list[float]:
         """Seconds from the end of one step to the end of the next, of steps of so many with no prefill beside."""
@@ -99,19 +100,20 @@ class _Watch:
     def __call__(self, event: Event) -> None:
         if event.instance is None or event.drive is None:
             return
-        prefill = event.instance.startswith("prefill")
+        drive = event.instance, event.drive
         if event.kind is Kind.STARTED:
-            if prefill:
+            phase = event.data["phase"]
+            self._drives[drive] = phase, event.data["tokens"]
+            if phase == "prefill":
                 self._prefill_since, self._disturbed = event.time, True
-            else:
-                self._sequences[event.drive] = event.data["tokens"]
         elif event.kind is Kind.COMPLETED:
-            if prefill:
+            phase, tokens = self._drives.pop(drive)
+            if phase == "prefill":
                 assert self._prefill_since is not None
                 self.prefills.append(event.time - self._prefill_since)
                 self._prefill_since, self._disturbed = None, True
             else:
-                self._on_step(self._sequences.pop(event.drive), event.time)
+                self._on_step(tokens, event.time)
 
     def _on_step(self, sequences: int, time: float) -> None:
         before, ended = self._step
@@ -122,7 +124,8 @@ class _Watch:
 
 
 async def _serving(model: LanguageModel, config: EngineConfig, watch: _Watch) -> Engine:
-    system = System(FCFS(), Alone(), Whole(), Preempt.NEVER)
+    placement = Exclusive() if config.system.colocated else Disaggregated()
+    system = System(FCFS(), Alone(), Whole(), Preempt.NEVER, placement)
     engine = Engine(model, replace(config, system=system))
     engine.timeline.add(watch)
     await engine.start()

@@ -2,15 +2,17 @@
 
     python -m examples.fidelity [--seconds 60] [--json FILE]
 
-1. Measure this machine: operators, decode steps, and what prefills and decodes cost each other (engine/measure.py).
+1. Measure this machine: operators, decode steps, and what prefills and decodes cost each other (engine/measure.py);
+   once for disaggregated systems, where each has cores of its own, and once for co-located ones, where both have all.
 2. Scale the QwenTrace-like workload to it: lengths, and with them the systems' chunks and budgets, by --length-scale;
    SLOs by the time of 1,024 tokens so scaled.
 3. Find each system's knee in simulation: the highest rate of which 90 % get their first token in time.
 4. At .3, .6 and .8 of it, serve the same arrivals live, live again, and simulated.
 
 The simulation's distance from the two live runs stands beside their own distance, below which no simulation can be
-expected to come. Aim: within 10 %, or 1.5 times the live runs' own difference where that is more. Needs the machine for
-itself: about 25 minutes at 60 seconds a run.
+expected to come. Aim: TTFT and its attainment within 10 %, the times between tokens (TBT, over all tokens) within 15 %
+where both share a device; or 1.5 times the live runs' own difference where that is more. Needs the machine for itself:
+about three minutes for each system and load at 60 seconds a run.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -27,25 +29,28 @@ from engine.deployment import profile
 from engine.engine import Engine
 from engine.machine import MachineProfile, MeasuredTiming, ThisMachine
 from engine.measure import load_or_measure
-from engine.metrics import RequestRows, Row
+from engine.metrics import RequestRows
 from engine.simulation import simulate
 from examples.arrivals import Arrival, scaled
 from examples.backends import simulated_arrival
 from examples.command import Outputs, Parser, items, positive, share
 from examples.demo import warm_up
 from examples.driving import run
-from examples.fidelity_report import Comparison, table
+from examples.fidelity_report import Comparison, Served, table
 from examples.open_loop import replay
 from examples.search import highest
 from examples.slos import A800_1K_PREFILL
+from examples.token_gaps import TokenGaps
 from examples.workload import at_rate, open_workload
 from models.decoder import Model
 from models.load import load_model
 from scheduling.batch import FillBudget, FillChunks, SLOAware
+from scheduling.layered import Layered
 from scheduling.plan import Chunked
 from scheduling.presets import System, preset
 
-SYSTEMS = ("distserve", "distserve-cp2k", "flowprefill")
+DISAGGREGATED = ("distserve", "distserve-cp2k", "flowprefill")
+COLOCATED = ("sarathi", "layered", "layby-colocated")
 LOADS = (0.3, 0.6, 0.8)  # shares of the knee
 TARGET = 0.9  # TTFT attainment at the knee
 KNEE_REQUESTS = 400
@@ -55,7 +60,8 @@ MAX_OUTPUT = 64
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The model here, and what is known of its speed. Live and simulated engines have the same configuration."""
+    """The model here, and what is known of its speed: with cores apart for prefills and decodes, or all for both. Live
+    and simulated engines have the same configuration."""
 
     model: Model
     profile: MachineProfile
@@ -75,6 +81,9 @@ class Machine:
         if isinstance(plan, Chunked):
             size, above = plan.size * self.length_scale, plan.above * self.length_scale
             plan = replace(plan, size=round(size), above=round(above))
+        if isinstance(plan, Layered):
+            chunk = None if plan.chunk is None else round(plan.chunk * self.length_scale)
+            plan = replace(plan, work=round(plan.work * self.length_scale), chunk=chunk)
         return replace(system, batch=batch, plan=plan)
 
     def arrivals(self, n: int, rate: float) -> list[Arrival]:
@@ -86,26 +95,29 @@ class Machine:
             at_rate(workload.draw(n), workload, rate), prompt=scale, output=scale, max_output=MAX_OUTPUT, slo=slo
         )
 
-    def simulated(self, system: System, arrivals: Sequence[Arrival]) -> list[Row]:
-        return in_order(simulate(system, map(simulated_arrival, arrivals), self.site).rows)
+    def simulated(self, system: System, arrivals: Sequence[Arrival]) -> Served:
+        gaps = TokenGaps()
+        rows = simulate(system, map(simulated_arrival, arrivals), self.site, sinks=[gaps])
+        return Served.of(rows.rows, gaps)
 
-    async def live(self, system: System, arrivals: Sequence[Arrival]) -> list[Row]:
+    async def live(self, system: System, arrivals: Sequence[Arrival]) -> Served:
         engine = Engine(self.model, replace(self.config, system=system))
         await engine.start()
         await warm_up(engine)
-        rows = RequestRows()
+        rows, gaps = RequestRows(), TokenGaps()
         engine.timeline.add(rows)
+        engine.timeline.add(gaps)
         await replay(engine, arrivals, drain_seconds=arrivals[-1].time)
         await engine.stop()
-        return in_order(rows.rows)
+        return Served.of(rows.rows, gaps)
 
     async def knee(self, system: System) -> float:
         """In requests per second, by simulation."""
 
         async def holds(rate: float) -> bool:
             # In a thread of its own: a virtual event loop does not run inside a real one.
-            rows = await asyncio.to_thread(self.simulated, system, self.arrivals(KNEE_REQUESTS, rate))
-            return sum(row.meets_ttft is True for row in rows) >= TARGET * len(rows)
+            served = await asyncio.to_thread(self.simulated, system, self.arrivals(KNEE_REQUESTS, rate))
+            return served.attainment >= TARGET
 
         edge = await highest(holds, 1.0)
         if edge.value is None:
@@ -113,22 +125,21 @@ class Machine:
         return edge.value
 
 
-def in_order(rows: Sequence[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: row.id)
-
-
-async def prepare(name: str, length_scale: float, *, cached: bool) -> Machine:
-    """Load the model, and measure it or look up what was measured last."""
-    model = load_model(name)
-    config = EngineConfig(kv_bytes=KV_BYTES)
+async def prepare(model: Model, name: str, length_scale: float, system: System, *, cached: bool) -> Machine:
+    """For systems placed like `system`. Measured, or as it was measured last."""
+    config = EngineConfig(system=system, kv_bytes=KV_BYTES)
     measured = await load_or_measure(model, name, config, fresh=not cached)
     predictor = profile(MeasuredTiming(measured, model.config.num_layers), model.config.num_layers)
     return Machine(model, measured, replace(config, predictor=predictor), length_scale)
 
 
-def study(machine: Machine, systems: Sequence[str], loads: Sequence[float], seconds: float) -> list[Comparison]:
-    comparisons = []
+def study(
+    machines: Mapping[bool, Machine], systems: Sequence[str], loads: Sequence[float], seconds: float
+) -> list[Comparison]:
+    """`machines`: by whether it is for co-located systems."""
+    comparisons: list[Comparison] = []
     for name in systems:
+        machine = machines[preset(name).colocated]
         system = machine.system(name)
         knee = run(machine.knee(system))
         print(f"{name}: knee at {knee:.2f} requests/s", file=sys.stderr)
@@ -145,7 +156,7 @@ def study(machine: Machine, systems: Sequence[str], loads: Sequence[float], seco
 def main() -> int:
     parser = Parser("fidelity", __doc__)
     parser.add_argument("--model", default="smollm2", help="toy, smollm2, a folder, or org/name of the hub")
-    parser.add_argument("--systems", type=items(str), default=list(SYSTEMS))
+    parser.add_argument("--systems", type=items(str), default=[*DISAGGREGATED, *COLOCATED])
     parser.add_argument("--loads", type=items(share), default=list(LOADS), help="shares of each system's knee")
     parser.add_argument("--seconds", type=positive, default=60.0, help="of arrivals in each live run")
     parser.add_argument("--length-scale", type=share, default=0.125, help="of prompts, outputs, chunks and budgets")
@@ -156,11 +167,17 @@ def main() -> int:
         for name in args.systems:
             preset(name)
         outputs = Outputs(args.json)
-    machine = run(prepare(args.model, args.length_scale, cached=args.cached))
-    comparisons = study(machine, args.systems, args.loads, args.seconds)
+    model = load_model(args.model)
+    machines: dict[bool, Machine] = {}
+    for system in map(preset, args.systems):
+        if system.colocated not in machines:
+            prepared = prepare(model, args.model, args.length_scale, system, cached=args.cached)
+            machines[system.colocated] = run(prepared)
+    comparisons = study(machines, args.systems, args.loads, args.seconds)
     print(table(comparisons))
     if args.json is not None:
-        found = {"comparisons": [c.as_dict() for c in comparisons], "profile": asdict(machine.profile)}
+        profiles = [asdict(machine.profile) for machine in machines.values()]
+        found = {"comparisons": [c.as_dict() for c in comparisons], "profiles": profiles}
         outputs.add(args.json, json.dumps(found, indent=1) + "\n")
         outputs.commit()
     return 0

@@ -38,6 +38,11 @@ class System:
         refuse_impossible(self.placement, self.preempt)
         _refuse_impossible_cuts(self.batch, self.plan, self.preempt)
 
+    @property
+    def colocated(self) -> bool:
+        """Whether it prefills and decodes on the same instances."""
+        return not isinstance(self.placement, Disaggregated)
+
 
 def _refuse_impossible_cuts(batch: Batch, plan: Plan, preempt: Preempt) -> None:
     if isinstance(batch, FillChunks) and plan.largest_share > batch.budget:

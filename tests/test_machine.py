@@ -14,10 +14,12 @@ from engine.engine import Engine
 from engine.executor import Finished, Parked, Reply, park
 from engine.machine import MachineProfile, MeasuredTiming, PassSample, Slowdown, StepSample, ThisMachine
 from engine.measure import load_or_measure, measure_passes
+from engine.measure import measure as measure_machine
 from engine.measure_serving import measure_slowdowns, measure_steps
 from engine.metrics import RequestRows
 from engine.simulated import SimulatedExecutor
 from engine.simulation import Arrival, simulate
+from engine.timeline import Kind
 from engine.timing import pass_seconds
 from engine.virtual import VirtualLoop
 from engine.work import Part, Repeated, Work
@@ -79,6 +81,17 @@ def test_a_pass_of_both_reads_the_projections_once() -> None:
     prefill, decode = Volume.of(0, 200, drawn=1), Volume(8, 8000, 8000, 8, 8)
     (leg,) = timing.legs(0, LAYERS, prefill, decode)
     assert leg.ends[0] == pytest.approx(50e-6 + 10e-6 * 208)
+    attention = leg.ends[1] - leg.ends[0]
+    step = 0.010 + 0.002 * 8 + 1e-6 * 8000
+    of_decodes = (step - 1e-3 - 2e-3) / LAYERS - 4 * (50e-6 + 10e-6 * 16)  # 16 rows: the fewest that were measured
+    assert attention == pytest.approx(30e-6 + 20e-9 * 200 * 201 / 2 + of_decodes)
+
+
+def test_decodes_beside_a_prefill_cost_at_least_their_keys() -> None:
+    steps = (StepSample(1, 100, 1e-4 + 1e-6 * 100), StepSample(4, 100, 1e-4 + 4e-4), StepSample(4, 1100, 1e-4 + 4.4e-3))
+    timing = MeasuredTiming(replace(PROFILE, steps=steps), LAYERS)
+    prefill, decode = Volume.of(0, 200, drawn=1), Volume(4, 8000, 8000, 4, 4)
+    (leg,) = timing.legs(0, LAYERS, prefill, decode)
     attention = leg.ends[1] - leg.ends[0]
     assert attention == pytest.approx(30e-6 + 20e-9 * 200 * 201 / 2 + 1e-6 * 8000 / LAYERS)
 
@@ -165,6 +178,17 @@ def test_the_engine_of_this_machine_runs_in_simulation() -> None:
         ThisMachine(toy_config(), PROFILE, EngineConfig())
 
 
+@pytest.mark.parametrize("name", ["sarathi", "layered", "layby-colocated", "flowprefill-colocated", "static"])
+def test_a_co_located_instance_is_simulated_with_no_neighbour(name: str) -> None:
+    profile = replace(PROFILE, prefill_slowdowns=(), decode_slowdowns=())
+    config = EngineConfig(system=preset(name), kv_bytes=1 << 24)
+    arrivals = [Arrival(0.05 * i, 40 + 100 * (i % 7), 5 + i % 30) for i in range(50)]
+    rows = simulate(preset(name), arrivals, ThisMachine(toy_config(), profile, config)).rows
+    assert [row.finish for row in rows] == [Kind.FINISHED] * 50
+    with pytest.raises(ValueError, match="several co-located instances"):
+        ThisMachine(toy_config(), profile, replace(config, prefill_instances=2))
+
+
 def _undisturbed() -> MachineProfile:
     none = (Slowdown(1, 1.0),)
     return replace(PROFILE, prefill_slowdowns=none, decode_slowdowns=none)
@@ -186,6 +210,16 @@ def test_measuring_gives_times_for_every_shape_step_and_slowdown() -> None:
     assert step.sequences == 2 and step.seconds > 0
     assert [each.rows for each in prefills] == [8, 32] and [each.rows for each in steps] == [1, 2]
     assert all(each.times >= 1 for each in (*prefills, *steps))
+
+
+def test_co_located_steps_are_measured_on_all_cores_and_slow_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.measure.PASSES", tuple(((0, n),) for n in (8, 32)))
+    monkeypatch.setattr("engine.measure.STEPS", ((1, 8), (2, 8), (2, 64)))
+    config = EngineConfig(system=preset("sarathi"), num_blocks=512, block_size=16)
+    profile = asyncio.run(measure_machine(load_model("toy"), "toy", config))
+    assert [step.sequences for step in profile.steps] == [1, 2, 2] and min(s.seconds for s in profile.steps) > 0
+    assert profile.prefill_slowdowns == profile.decode_slowdowns == ()
+    assert profile.provenance["decode_threads"] == "0"
 
 
 def test_a_model_that_fails_is_an_error_and_not_a_profile() -> None:
