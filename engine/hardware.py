@@ -83,25 +83,25 @@ class DeviceSpec:
 
 # Fitted by `python -m examples.calibrate` to the prefill of Llama-3.1-8B on A800 in FlowPrefill's published log (vLLM,
 # eager, seen from the client): 128, 746 and 4,982 tokens, one length for each regime of the roofline. Errors on the
-# lengths left out: -4.6 % (1,737), -6.5 % (2,458), +0.2 % (3,874).
+# lengths left out: -4.7 % (1,737), -6.5 % (2,458), +0.1 % (3,874).
 _LAUNCH, _STEP, _MATMUL_EFFICIENCY = 24.1e-6, 12.2e-3, 0.721
 
 # Fitted by the same command to Qwen3-30B-A3B on two H100 (TP2) under the engine of Layered Prefill's authors, a
 # nano-vLLM: their figure 2, a prompt of 8,192 tokens in chunks of 512 to 8,192, time in and outside the experts' part.
 # Ten times read off a plot, five figures, errors up to 3.8 %; none of it was measured with layers in groups. What one
 # prompt takes outside the experts however it is cut is called attention here: the plot cannot tell it from the rest.
-_GROUPED_EFFICIENCY = 0.269
+_GROUPED_EFFICIENCY = 0.268
 _NANO_VLLM = {
-    "launch": 16.6e-6,
-    "step": 1.91e-3,
+    "launch": 19.3e-6,
+    "step": 0.90e-3,
     "grouped_efficiency": _GROUPED_EFFICIENCY,
-    "attention_efficiency": 0.121,
-    "bandwidth_efficiency": 0.572,
+    "attention_efficiency": 0.120,
+    "bandwidth_efficiency": 0.593,
 }
 # Fitted by `python -m examples.calibrate_serving` to the same authors' runs of chunked prefill on arXiv: the time that
-# a request decodes, and the energy at two chunk sizes. None of these was measured with layers in groups either. 4.5 us
+# a request decodes, and the energy at two chunk sizes. None of these was measured with layers in groups either. 7.5 us
 # a kernel is what a small one takes on the device where nobody has to launch it.
-_NANO_VLLM_SERVING = {"decode_launch": 4.5e-6, "static_watts": 244, "joules_per_flop": 0.446e-12}
+_NANO_VLLM_SERVING = {"decode_launch": 7.5e-6, "static_watts": 245, "joules_per_flop": 0.435e-12}
 
 _A100 = DeviceSpec(
     name="A100-80G",

@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from models.config import ModelConfig, MoEConfig
-from models.coverage import coverage, independent_rows
+from models.coverage import coverage, separate_rows
 
 
 class Volume(NamedTuple):
@@ -42,7 +42,7 @@ class Volume(NamedTuple):
     def of(cls, context: int, rows: int, drawn: int = 0) -> Volume:
         """Of the `rows` tokens of one sequence that follow its first `context`."""
         pairs = rows * context + rows * (rows + 1) / 2
-        return cls(rows, pairs, context + rows, 1, drawn, rows - independent_rows(rows))
+        return cls(rows, pairs, context + rows, 1, drawn, rows - separate_rows(rows))
 
     def __add__(self, other: object) -> Volume:
         if not isinstance(other, Volume):
@@ -64,14 +64,14 @@ class Volume(NamedTuple):
         return Volume(self.sequences, keys, keys, self.sequences, self.drawn)
 
 
-def whole(independent: float) -> float:
+def whole(separate: float) -> float:
     """The share of its weights that a dense operator reads: all of them, however few the rows."""
     return 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator on one rank. `coverage(independent)`: the share of `weight_bytes` that so many independent rows
+    """One operator on one rank. `coverage(separate)`: the share of `weight_bytes` that so many separate rows
     read; experts that no row is routed to are not read."""
 
     name: str

@@ -12,7 +12,7 @@ from engine.hardware import DEVICES
 from models.architectures import ARCHITECTURES
 from models.config import ModelConfig
 from models.costs import Operator, Volume, model_costs
-from models.coverage import coverage, independent_rows
+from models.coverage import coverage, separate_rows
 from models.decoder import Model
 from models.toy import toy_moe_config
 
@@ -69,7 +69,7 @@ def test_tokens_of_one_prompt_meet_fewer_experts_than_as_many_decodes() -> None:
     experts = operator(QWEN3, "experts")
     chunk, decodes = Volume.of(1000, 512), Volume(rows=13)
     assert QWEN3.moe is not None
-    both = experts.weight_bytes * coverage(QWEN3.moe, independent_rows(512) + 13)
+    both = experts.weight_bytes * coverage(QWEN3.moe, separate_rows(512) + 13)
     assert experts.weights_read(chunk + decodes) == pytest.approx(both)
     assert experts.weights_read(chunk) < experts.weights_read(Volume(rows=512))
     assert experts.flops(chunk) == experts.flops(Volume(rows=512))

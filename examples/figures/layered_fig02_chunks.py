@@ -56,7 +56,7 @@ async def make(workers: Workers) -> Figure:
                 "Experts loaded: 765, 405, 213, 110, 57 GB at 512 to 8,192",
                 ", ".join(f"{each.load:.0f}" for each in ours.values()) + f" GB, within {100 * load:.0f} %",
                 holds=load <= WITHIN,
-                why="fitted to the first of them only",
+                why="fitted, three figures to these and table 1 together",
             ),
             Claim(
                 "Run time: 558, 370, 263, 232, 208 ms",

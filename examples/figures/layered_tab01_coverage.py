@@ -14,11 +14,12 @@ from examples.figures.workers import Workers
 from examples.palette import BLUE, FAINT, INK, ORANGE, png
 from models.architectures import ARCHITECTURES
 from models.config import MoEConfig
-from models.coverage import coverage, independent_rows
+from models.coverage import coverage, separate_rows
 
-PAPER = {16: 0.50, 32: 0.55, 64: 0.70, 128: 0.863}  # of the first and the third the paper says "below"
+PAPER = {16: 0.50, 32: 0.55, 64: 0.70, 128: 0.863}
+BOUNDS = (16, 64)  # of these the paper says "below"
 BATCHES = tuple(2**i for i in range(13))
-WITHIN = 0.06
+WITHIN = 0.03
 
 MOE = cast(MoEConfig, ARCHITECTURES[MODEL].moe)
 
@@ -29,21 +30,23 @@ def even(rows: int) -> float:
 
 
 def of_prompt(tokens: int) -> float:
-    return coverage(MOE, independent_rows(tokens))
+    return coverage(MOE, separate_rows(tokens))
 
 
 async def make(workers: Workers) -> Figure:
     ours = {batch: coverage(MOE, batch) for batch in PAPER}
-    worst = max(abs(ours[batch] - theirs) for batch, theirs in PAPER.items())
+    worst = max(
+        max(ours[batch] - PAPER[batch], 0) if batch in BOUNDS else abs(ours[batch] - PAPER[batch]) for batch in PAPER
+    )
     return Figure(
         title="Layered Prefill, table 1: the share of a layer's experts that a batch meets",
-        setting="Qwen3-30B-A3B, 8 of 128 experts a token; the coverage model, fitted to this table",
+        setting="Qwen3-30B-A3B, 8 of 128 experts a token; the coverage model, fitted to this table and to figure 2",
         claims=[
             Claim(
                 "Decodes of ShareGPT: below 50 % at 16, about 55 % at 32, below 70 % at 64, 86.3 % at 128",
                 ", ".join(f"{100 * share:.0f} % at {batch}" for batch, share in ours.items()),
                 holds=worst <= WITHIN,
-                why=f"fitted, two figures to five points: within {100 * worst:.0f} points",
+                why=f"fitted, three figures to nine points, of figure 2 the others: within {100 * worst:.0f} points",
             ),
             Claim(
                 "Even routing would be far off: 64, 87, 98 and 100 %",
