@@ -76,7 +76,8 @@ def plot() -> bytes:
     axes.plot(
         every, [of_prompt(rows) for rows in every], color=ORANGE, ls="--", label="tokens of one prompt, the model"
     )
-    axes.plot(*zip(*PAPER.items(), strict=True), "o", color=INK, ms=6, label="decodes, the paper's")
+    for marker, batches, label in (("o", PAPER.keys() - BOUNDS, "the paper's"), ("v", BOUNDS, "below, the paper says")):
+        axes.plot(sorted(batches), [PAPER[batch] for batch in sorted(batches)], marker, color=INK, ms=6, label=label)
     ratio_axis(axes, "rows")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_ylabel("experts that some row is routed to")

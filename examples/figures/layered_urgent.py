@@ -20,7 +20,7 @@ from engine.timing import pass_seconds
 from examples.arrivals import scaled
 from examples.backends import simulated_arrival
 from examples.figures.figure import Claim, Figure
-from examples.figures.layered import CHUNKED, LAYERED, SEEDS, SETTING, deployment
+from examples.figures.layered import CHUNKED, LAYERED, SETTING, deployment
 from examples.figures.style import LEGEND, line, tidy
 from examples.figures.workers import Workers
 from examples.palette import FAINT, png
@@ -33,7 +33,7 @@ URGENT = "layered-s-edf"
 SYSTEMS = (CHUNKED, LAYERED, URGENT)
 RATES = (2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
 RATE = 5.0  # of the claims
-REQUESTS = 400
+REQUESTS, SEEDS = 400, (0, 1)
 SHORT = "text"  # the type with the tightest target: mean prompt 646 tokens, beside searches of 5,055
 
 
