@@ -28,7 +28,7 @@ from scheduling.presets import preset
 from scheduling.request import SLO
 
 WHOLE = "orca"
-SYSTEMS = (WHOLE, CHUNKED, LAYERED)
+SYSTEMS = {WHOLE: "prompts whole", CHUNKED: "in chunks", LAYERED: "in groups of layers"}
 DECODES, LONG = 6, 2  # requests
 WORK = 512  # tokens of a chunk, and of the whole model's work in a layered iteration
 PROMPT, TOKENS = 3000, 220  # of a long prompt; tokens that a decoding request asks for
@@ -66,6 +66,10 @@ class Shown:
     prompt_bytes: float
 
     @property
+    def name(self) -> str:
+        return f"{self.system}, {SYSTEMS[self.system]}"
+
+    @property
     def longest_gap(self) -> float:
         """Between two tokens of a decoding request, in seconds, while long prompts waited."""
         began, ended = min(w[0] for w in self.lanes.waits.values()), max(w[1] for w in self.lanes.waits.values())
@@ -83,7 +87,7 @@ async def show(model: Model, system: str, step: float) -> Shown:
     chosen = preset(system) if system == WHOLE else sized(system, WORK)
     engine = Engine(model, EngineConfig(system=chosen, kv_bytes=KV_BYTES, counters=True))
     await engine.start()
-    await seconds_alone(engine, 64)  # warms up
+    await seconds_alone(engine, PROMPT)  # warms up
     lanes, books = Lanes(), Account()
     engine.timeline.add(lanes)
     engine.timeline.add(books)
@@ -112,11 +116,11 @@ async def compare(model: Model) -> list[Shown]:
 
 
 def table(shown: Sequence[Shown]) -> str:
-    lines = [f"{'system':<10}{'longest gap':>13}{'TTFT of the long prompts':>28}{'experts read for them':>24}"]
+    lines = [f"{'system':<30}{'longest gap':>13}{'TTFT of the long prompts':>28}{'experts read for them':>24}"]
     for each in shown:
         ttfts = ", ".join(f"{1e3 * ttft:.0f}" for ttft in each.ttfts)
         gap = f"{1e3 * each.longest_gap:.0f} ms"
-        lines.append(f"{each.system:<10}{gap:>13}{ttfts + ' ms':>28}{each.prompt_bytes / 1e6:>21.0f} MB")
+        lines.append(f"{each.name:<30}{gap:>13}{ttfts + ' ms':>28}{each.prompt_bytes / 1e6:>21.0f} MB")
     return "\n".join(lines)
 
 

@@ -77,7 +77,7 @@ def test_the_demo_serves_and_draws(
     monkeypatch.setattr(demo_layered, "WORK", 64)
     demo_layered.demo(tmp_path)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if " ms " in line] == ["orca", "sarathi", "layered"]
+    assert [line.split(",")[0] for line in lines if " ms " in line] == ["orca", "sarathi", "layered"]
     assert (tmp_path / "demo-layered.png").read_bytes().startswith(b"\x89PNG")
 
 
