@@ -128,16 +128,18 @@ def plot(crowded: tuple[Outcome, Outcome], chunked: Frontier, layered: Frontier)
     left.set_xscale("log")
     left.set_xlabel("TTFT, s")
     left.set_ylabel("p99 gap of a request, ms")
-    left.set_title(f"{CROWDED} requests a second", loc="left", fontsize=10)
+    left.set_title(f"{CROWDED} requests a second; dashed: the targets", loc="left", fontsize=10)
     for system, of_size in ((CHUNKED, chunked), (LAYERED, layered)):
         points = [(each.ttft, 1e3 * each.tbt_p99) for each in of_size.values()]
         right.plot(*zip(*points, strict=True), label=system, **line(system))
         for size, (x, y) in zip(of_size, points, strict=True):
-            right.annotate(f"{size:,}", (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8, color=INK)
+            aside = {"xytext": (5, 4)} if system == CHUNKED else {"xytext": (-6, -10), "ha": "right"}
+            right.annotate(f"{size:,}", (x, y), textcoords="offset points", fontsize=8, color=INK, **aside)
     right.set_xscale("log")
     right.set_xlabel("mean TTFT, s")
     right.set_ylabel("p99 TBT, ms")
     right.set_title(f"{CALM} requests a second, by tokens of a chunk or of work", loc="left", fontsize=10)
+    right.set_xlim(left=0.2)
     for axes in (left, right):
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set_ylim(0)

@@ -66,8 +66,8 @@ def claim(source: str, chunked: Outcome, layered: Outcome) -> Claim:
         f"{total(chunked):.1f} -> {total(layered):.1f} TB ({100 * ours:+.0f} %) at {RATES[source]} requests a second: "
         f"prefills {prefills[0]:.1f} -> {prefills[1]:.1f}, decodes {decodes[0]:.1f} -> {decodes[1]:.1f}",
         holds=abs(ours - theirs) <= WITHIN,
-        why=f"held if within {100 * WITHIN:.0f} points; steps are faster with groups, so fewer decodes share one and what "
-        f"it loads, {chunked.decode_batch:.1f} -> {layered.decode_batch:.1f}",
+        why=f"held if within {100 * WITHIN:.0f} points; steps are faster with groups, so fewer decodes share what one "
+        f"loads, {chunked.decode_batch:.1f} -> {layered.decode_batch:.1f}",
     )
 
 
