@@ -13,7 +13,8 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
 from engine.deployment import Deployment
-from examples.backends import simulated
+from examples.backends import play
+from examples.experiment import Run
 from examples.figures.figure import Claim, Figure
 from examples.figures.study import Study, for_each, gathered, generated
 from examples.figures.style import LEGEND, line, ratio_axis, tidy
@@ -30,6 +31,7 @@ SHARES = {
     "tbt_attainment": "requests that meet TBT, at p99",
     "attainment": "requests that meet both",
 }
+BY_MEAN = "tbt_attainment_by_mean"
 FACTORS = (0.35, 0.5, 0.7, 1.0, 1.4)  # of the trace's rate
 
 Curve = Mapping[float, Record]  # by rate
@@ -40,7 +42,7 @@ async def make(workers: Workers) -> Figure:
     rates = [factor * study.rate for factor in FACTORS]
 
     async def curve(system: str) -> Curve:
-        found = await gathered(study.over_seeds(simulated, system, rate) for rate in rates)
+        found = await gathered(study.over_seeds(shares, system, rate) for rate in rates)
         return {rate: means(records) for rate, records in zip(rates, found, strict=True)}
 
     curves = await for_each(SYSTEMS, curve)
@@ -72,11 +74,12 @@ async def make(workers: Workers) -> Figure:
                 f"{ours:.1f}x with ours, {published:.1f}x with the simplest reading of theirs: "
                 f"{all_of('tbt_attainment')}",
                 holds=ours >= 1.6,
-                why="the paper does not say how decodes get their turn: where prefills simply go first, they do not",
+                why="the paper does not say how decodes get their turn (where prefills simply go first, they do not), "
+                f"nor that p99 gaps count; by a request's mean gap {all_of(BY_MEAN)} meet TBT",
             ),
         ],
         rows=[
-            {"system": system, "rate_per_s": rate, **{key: record[key] for key in SHARES}}
+            {"system": system, "rate_per_s": rate, **record}
             for system, of_rate in curves.items()
             for rate, record in of_rate.items()
         ],
@@ -84,8 +87,17 @@ async def make(workers: Workers) -> Figure:
     )
 
 
+def shares(run: Run) -> Record:
+    """Of one run's requests. Any process can do it."""
+    assert isinstance(run.backend, Deployment)
+    rows, _ = play(run.variant, run.load.arrivals(run.rate, run.slo_scale, run.seed), run.backend)
+    total = rows.results().total
+    in_time = [row.tbt_mean is None or row.tbt_mean <= (row.slo.tbt or 0.0) for row in rows.rows]
+    return {**{key: getattr(total, key) for key in SHARES}, BY_MEAN: float(mean(in_time))}
+
+
 def means(records: Sequence[Record]) -> Record:
-    return {key: mean(record[key] for record in records) for key in SHARES}
+    return {key: mean(record[key] for record in records) for key in records[0]}
 
 
 def plot(curves: Mapping[str, Curve]) -> bytes:

@@ -24,7 +24,7 @@ SEEDS = (1, 2, 3)
 CP2K, CP2K_FCFS, OURS = "distserve-cp2k order=s-edf", "distserve-cp2k", "flowprefill"
 SYSTEMS = (CP2K, CP2K_FCFS, OURS)
 FACTORS = (1.0, 2.0, 2.83, 4.0, 5.66)  # of the trace's rate
-LOADS, DRAWN = (1.0, 2.0, 4.0), 1  # of it, where targets are scaled; the one whose curve is drawn
+LOADS, DRAWN = (1.0, 2.83), 1  # of it, where targets are scaled; the one whose curve is drawn
 SCALES = (2.0, 1.0, 0.5, 0.25, 0.125)
 
 
