@@ -48,7 +48,7 @@ async def make(workers: Workers) -> Figure:
                 f"mean {1e3 * chunked.tbt:.1f} and {1e3 * layered.tbt:.1f} ms ({100 * longer:+.0f} %), p99 "
                 f"{1e3 * chunked.tbt_p99:.1f} and {1e3 * layered.tbt_p99:.1f} ms",
                 holds=longer > 0,
-                why="" if longer > 0 else "not worse here",
+                why="" if longer > 0 else "not explained",
             ),
         ],
         rows=[

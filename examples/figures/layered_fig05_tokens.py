@@ -31,7 +31,7 @@ async def make(workers: Workers) -> Figure:
                 f"first {chunked.ttft:.2f} -> {layered.ttft:.2f} s, then every {1e3 * slopes[0]:.0f} -> "
                 f"{1e3 * slopes[1]:.0f} ms, last {chunked.latency:.2f} -> {layered.latency:.2f} s ({100 * last:.0f} %)",
                 holds=holds,
-                why="" if holds else "not all three hold here",
+                why="" if holds else "not explained",
             )
         ],
         rows=[
