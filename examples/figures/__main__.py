@@ -5,7 +5,8 @@
     python -m examples.figures all
 
 `figN` are FlowPrefill's; `layered-figN` and `layered-tabN` Layered Prefill's. Each prints the paper's claim,
-ours, and whether it holds, and writes NAME.png and NAME.csv; `all` also writes README.md, the table of all claims.
+ours, and whether it holds, and writes NAME.png and NAME.csv; where more than one is made, also README.md, the table
+of all their claims.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         Outputs(args.out / "README.md")  # OSError now, not after the work
     model = args.model or "smollm2"
     figures = asyncio.run(make_live(names, model, args.out) if live else make_simulated(names, args.workers, args.out))
-    if args.names == ["all"] and not live:
+    if len(figures) > 1:
         (args.out / "README.md").write_text(table(figures) + "\n", encoding="utf-8")
         print(args.out / "README.md")
 
@@ -70,8 +71,9 @@ async def make_live(names: Sequence[str], model: str, folder: Path) -> dict[str,
     figures = {}
     for name in names:
         began = monotonic()
-        figures[name] = await LIVE[name](model)
-        report(f"{name}-live", figures[name], folder, monotonic() - began)
+        shown = f"{name}-live"
+        figures[shown] = await LIVE[name](model)
+        report(shown, figures[shown], folder, monotonic() - began)
     return figures
 
 

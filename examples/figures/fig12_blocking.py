@@ -115,7 +115,10 @@ async def make(workers: Workers) -> Figure:
                 "By layers it is 9.5 ms or more",
                 milliseconds(means["layer"]),
                 holds=min(means["layer"]) >= 9.5,
-                why="Half of a layer's time, on average; it grows with the prompts that are parked, and with the load",
+                why=(
+                    "About half of a layer of the prompts under way, by the cost model, and much the same at 2.7 to 8 "
+                    "requests a second. What the paper's layers wait for besides is not explained"
+                ),
             ),
         ],
         rows=[
@@ -202,7 +205,7 @@ async def live(name: str) -> Figure:
                 f"{ratio:.1f}x ({mean(blocked['operator']):.1f} ms, {mean(blocked['layer']):.1f} ms); the operators' "
                 f"times predict {predicted['layer'] / predicted['operator']:.1f}x",
                 holds=ratio >= 3.5,
-                why="another model on another machine: its operators have other shares of a layer",
+                why="Another model on another machine: its operators have other shares of a layer",
             )
         ],
         rows=[

@@ -197,5 +197,5 @@ async def live(name: str) -> Figure:
         points,
         title=f"FlowPrefill, figure 13, live: predicted and actual prefill times ({name})",
         setting=f"{name}, {threads} thread(s), on this machine",
-        why="a few lengths, timed on a machine that may have had other work",
+        why="A few lengths, timed on a machine that may have had other work",
     )

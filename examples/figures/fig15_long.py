@@ -65,7 +65,7 @@ async def make(workers: Workers) -> Figure:
             Claim(
                 "A medium chunk (8K) is best: 2K is overhead, 16K too coarse",
                 f"in time, over all rates and targets of the picture: {shares(everywhere)}; whole prompts "
-                f"{everywhere['none']:.0%}",
+                f"{everywhere['none']:.0%}; the best of all is {name(max(everywhere, key=everywhere.__getitem__))}",
                 holds=everywhere["8192"] > max(everywhere["2048"], everywhere["16384"]),
                 why=(
                     f"Overhead shows at high rates ({shares(by_load)}), coarseness with tight targets ({shares(tight)})"
