@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 import matplotlib.pyplot as plt
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
 from engine.metrics import Row, percentile
 from engine.simulation import simulate
@@ -129,7 +129,8 @@ def plot(found: Mapping[tuple[str, float], Waits]) -> bytes:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.axhline(0.9, color=FAINT, lw=1, ls=(0, (4, 3)))
     panels[2].set_yscale("log")
+    panels[2].yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
     panels[2].yaxis.set_major_formatter("{x:g}")
-    panels[2].yaxis.set_minor_formatter("{x:g}")
+    panels[2].yaxis.set_minor_formatter(NullFormatter())
     figure.legend(*panels[0].get_legend_handles_labels(), **LEGEND, ncols=len(SYSTEMS))
     return png(figure)
