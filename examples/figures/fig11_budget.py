@@ -69,7 +69,8 @@ async def make(workers: Workers) -> Figure:
                 holds=medium.met_per_s >= 0.98 * at[best].met_per_s,
                 why=(
                     "A batch runs under its head's deadline. Up to 4K a text takes long prompts along, and texts that "
-                    "come meanwhile, due later, wait for them. With 2K, as in the authors' code, they hardly can"
+                    "come meanwhile, due later, wait for them. With 2K, as in the authors' code, they hardly can. What "
+                    "else large batches suffer from: fig9-length"
                 ),
             ),
         ],

@@ -15,9 +15,10 @@ Row = Mapping[str, object]  # a line of the CSV; the keys are its head, units in
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the paper says, what came out here, and whether the one holds for the other; if not, `why` says why.
+    """What the paper says, what came out here, and whether the one holds for the other.
 
-    `why` may also say what a figure that does hold rests on.
+    `why` says why not, or what a claim that holds rests on. A claim that does not hold, and has no reason that somebody
+    checked, is told as not explained.
     """
 
     paper: str
@@ -25,9 +26,9 @@ class Claim:
     holds: bool
     why: str = ""
 
-    def __post_init__(self) -> None:
-        if not self.holds and not self.why:
-            raise ValueError(f"a claim that does not hold needs a reason: {self.paper}")
+    @property
+    def reason(self) -> str:
+        return self.why or ("" if self.holds else "Not explained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,10 @@ class Figure:
         lines = [self.title, f"  {self.setting}"]
         for claim in self.claims:
             lines += [f"  paper  {claim.paper}", f"  ours   {claim.ours}"]
-            lines += [f"  {'holds' if claim.holds else 'does not hold'}{': ' if claim.why else ''}{claim.why}", ""]
+            lines += [
+                f"  {'holds' if claim.holds else 'does not hold'}{': ' if claim.reason else ''}{claim.reason}",
+                "",
+            ]
         return "\n".join(lines).rstrip()
 
 
@@ -73,7 +77,7 @@ def table(figures: Mapping[str, Figure]) -> str:
     for name, figure in figures.items():
         for number, claim in enumerate(figure.claims):
             verdict = "yes" if claim.holds else "**no**"
-            holds = f"{verdict}. {claim.why}" if claim.why else verdict
+            holds = f"{verdict}. {claim.reason}" if claim.reason else verdict
             cells = ("" if number else name, claim.paper, claim.ours, holds)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
