@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import csv
 import secrets
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from engine.simulation import simulate
 from examples.backends import simulated_arrival
 from examples.experiment import Run, variant
 from examples.figures import __main__ as command
+from examples.figures import fig09_goodput, fig09_length, fig10_orders
 from examples.figures.catalogue import FIGURES
 from examples.figures.fig04_batching import pass_time
 from examples.figures.fig12_blocking import Waits, waits
@@ -30,10 +33,15 @@ from examples.figures.workers import Workers
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def test_a_claim_that_does_not_hold_says_why() -> None:
-    with pytest.raises(ValueError, match="needs a reason: twice as fast"):
-        Claim("twice as fast", "half as fast", holds=False)
-    assert Claim("twice as fast", "2.1x", holds=True).why == ""
+def test_a_claim_that_does_not_hold_says_why_or_that_nobody_knows() -> None:
+    claims = [Claim("a", "1x", False), Claim("b", "1x", False, "Of d"), Claim("c", "2x", True)]
+    assert [claim.reason for claim in claims] == ["Not explained", "Of d", ""]
+    said = Figure("title", "setting", claims, [], b"").text().splitlines()
+    assert [line.strip() for line in said if "hold" in line] == [
+        "does not hold: Not explained",
+        "does not hold: Of d",
+        "holds",
+    ]
 
 
 def test_the_table_of_claims() -> None:
@@ -71,11 +79,14 @@ def test_one_figure_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert said.count("  holds\n") == 2
 
 
-def test_all_writes_the_table(
+def test_more_than_one_write_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "FIGURES", {name: FIGURES[name] for name in ("fig3", "fig4")})
-    command.main(["all", "--out", str(tmp_path)])
+    command.main(["all", "--out", str(tmp_path / "all")])
+    command.main(["fig4", "fig3", "--out", str(tmp_path / "two")])
+    assert "| fig4 |" in (tmp_path / "two" / "README.md").read_text()
+    tmp_path /= "all"
     lines = (tmp_path / "README.md").read_text().splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| fig3", "| ", "| fig4", "| "]
     assert {"fig3.png", "fig4.png"} < {path.name for path in tmp_path.iterdir()}
@@ -102,6 +113,32 @@ def test_what_cannot_be_made_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
+# README's section
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_readme_has_every_figure() -> None:
+    named = {line.split(" | ")[0].removeprefix("| ") for line in README.read_text().splitlines() if " | " in line}
+    begun = any(
+        name.startswith("layered-") for name in named
+    )  # its table is filled in as a whole, with fig16 and fig17
+    wanted = [name for name in FIGURES if begun or not name.startswith(("layered-", "fig16", "fig17"))]
+    assert [name for name in wanted if name not in named] == []
+
+
+@pytest.mark.parametrize("name", ["fig3", "fig4", "fig13"])
+def test_readme_says_what_comes_out(name: str) -> None:
+    """Of those that take no time."""
+
+    async def made() -> Figure:
+        with Workers(1) as workers:
+            return await FIGURES[name](workers)
+
+    said = README.read_text().splitlines()
+    assert [row for row in table({name: asyncio.run(made())}).splitlines() if row not in said] == []
+
+
 # What figures are made of
 
 
@@ -114,6 +151,25 @@ def test_workers_do_the_same_work_once() -> None:
     first, again, other = asyncio.run(twice())
     assert first == again
     assert len(other) == 18
+
+
+def test_workers_end_with_a_command_that_is_killed() -> None:
+    code = (
+        "import asyncio, os, sys\n"
+        "from examples.figures.workers import Workers\n"
+        "if __name__ == '__main__':\n"
+        "    with Workers(1) as workers:\n"
+        "        print(asyncio.run(workers(os.getpid)), flush=True)\n"
+        "        sys.stdin.read()\n"
+    )
+    root = Path(__file__).parent.parent
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root
+    ) as command:
+        assert command.stdout is not None
+        command.stdout.readline()  # there is a worker
+        command.kill()
+        command.communicate(timeout=30)  # returns once the worker, too, has let go of its end
 
 
 class Attaining:
@@ -154,6 +210,57 @@ def test_the_tightest_target_is_a_scale_at_one_rate() -> None:
 
 def test_attainment_is_the_mean_over_seeds() -> None:
     assert asyncio.run(study(lambda run: run.seed / 4).attainment("distserve", 1.0)) == 0.375
+
+
+# Figures, of systems that attain what they are told to
+
+
+def bearing(limits: dict[str, float]) -> Any:
+    """Workers whose runs meet all targets up to a rate of `limits`, in proportion to the SLO scale, and none beyond.
+
+    Its key is the longest that the system's name starts with.
+    """
+
+    def of(run: Run) -> float:
+        limit = limits[max((key for key in limits if run.variant.name.startswith(key)), key=len)]
+        return float(run.rate <= limit * run.slo_scale * 1.0001)
+
+    return Attaining(of)
+
+
+def test_figure_9_compares_knees_and_tightest_targets() -> None:
+    limits = {"distserve": 2.0, "distserve-cp2k": 4.0, "distserve-cp2k order=s-edf": 5.0, "distserve-cp8k": 2.0}
+    figure = asyncio.run(fig09_goodput.make(bearing({**limits, "flowprefill": 10.0, "flowprefill-release": 8.0})))
+    paper, release, chunked, tighter = figure.claims
+    assert paper.holds and paper.ours.count("5.0x") == 3  # once for each model
+    assert not release.holds and release.ours.count("4.0x") == 3
+    assert chunked.holds and chunked.ours.startswith("most urgent first: 2.0x and 5.0x")
+    assert tighter.holds and tighter.ours.startswith("2.0x and 5.0x")
+    assert "Most urgent first reproduces" in chunked.why
+    knees = {row["system"]: row["rate_per_s"] for row in figure.rows if row["what"] == "knee"}
+    assert knees["distserve"] == pytest.approx(2.0, rel=0.05)
+    assert figure.png.startswith(PNG)
+
+
+def test_what_figure_9_depends_on() -> None:
+    figure = asyncio.run(
+        fig09_length.make(bearing({"distserve": 2.0, "flowprefill": 8.0, "flowprefill budget=2048": 16.0}))
+    )
+    by_length, by_batch = figure.claims
+    assert not by_length.holds and by_length.ours.count("4.0x (4.0 to 4.0)") == len(fig09_length.LENGTHS)
+    assert "one draw of 327 gives 4.0x to 4.0x" in by_length.ours
+    assert not by_batch.holds and "with 2,048 8.0x" in by_batch.ours
+    assert len(figure.rows) == 2 * 3 + 1 + len(fig09_length.BATCHES)
+    assert figure.png.startswith(PNG)
+
+
+def test_figure_10_compares_orders() -> None:
+    figure = asyncio.run(
+        fig10_orders.make(bearing({"flowprefill": 8.0, "flowprefill order=d-edf": 8.0, "flowprefill order=edf": 4.0}))
+    )
+    goodput, tighter = figure.claims
+    assert goodput.ours.startswith("1.00x and 2.00x") and not goodput.holds
+    assert tighter.ours.startswith("1.00x and 2.00x") and not tighter.holds
 
 
 def run_of(system: str, requests: int = 80, rate: float = 6.0) -> Run:

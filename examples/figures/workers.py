@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Hashable
 from concurrent.futures import ProcessPoolExecutor
+from threading import Thread
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -19,7 +20,8 @@ class Workers:
 
     def __init__(self, count: int | None = None) -> None:
         # Spawned, since a forked process would inherit torch's threads as they happen to stand.
-        self._pool = ProcessPoolExecutor(count or cores(), mp_context=multiprocessing.get_context("spawn"))
+        spawn = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(count or cores(), mp_context=spawn, initializer=end_with_parent)
         self._calls: dict[tuple[Hashable, ...], asyncio.Future[Any]] = {}
 
     async def __call__(self, function: Callable[..., T], *arguments: Hashable) -> T:
@@ -35,6 +37,18 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
+
+
+def end_with_parent() -> None:
+    """However it ends: one that is killed does not tell its workers, who would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def cores() -> int:
