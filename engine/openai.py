@@ -27,25 +27,26 @@ MAX_CHOICES = 128  # n, and prompts of one call
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 MAX_SLO_MS = 10**9
 
-# Fields that are not supported, and the values that mean "off" (null does in every field).
+# Fields that are not supported, and the values that mean "off" (null does in every field), exact in type: where a
+# fraction could stand, 0 and 0.0 are the same, but false is no number, and 0 is not false.
 _OFF: Final[dict[str, tuple[Any, ...]]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
+    "frequency_penalty": (0, 0.0),
     "function_call": ("none",),
     "functions": ([],),
     "logit_bias": ({},),
-    "min_p": (0,),
+    "min_p": (0, 0.0),
     "min_tokens": (0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),  # says how tools are called, and there are none
     "prediction": (),
-    "presence_penalty": (0,),
+    "presence_penalty": (0, 0.0),
     "prompt_cache_key": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "repetition_penalty": (1,),
+    "repetition_penalty": (1, 1.0),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "stop_token_ids": ([],),
@@ -238,7 +239,8 @@ def parse(kind: type[AnyRequest], body: bytes | bytearray) -> AnyRequest:
         raise ApiError(f"the body must be a JSON object, got {type(fields).__name__}")
     fields = {name: value for name, value in fields.items() if value is not None}
     for name in [name for name in fields if name in _OFF]:
-        if fields.pop(name) not in _OFF[name]:
+        value = fields.pop(name)
+        if not any(type(value) is type(off) and value == off for off in _OFF[name]):
             raise ApiError(f"{name} is not supported", param=name, code="unsupported_parameter")
     try:
         return kind.model_validate(fields)
