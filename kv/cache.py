@@ -31,18 +31,7 @@ class KVCache:
         self.key = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.value = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers, K and V together."""
-        one = self.key[0][0].numel() * self.key[0].element_size()
-        return 2 * one * len(self.key)
-
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block within this cache (copy-on-write after a fork)."""
         for tensor in (*self.key, *self.value):
             tensor[target].copy_(tensor[source])
-
-    def poison(self, blocks: list[int]) -> None:
-        """Fill blocks with NaN, so that a test notices any read of a freed block."""
-        for tensor in (*self.key, *self.value):
-            tensor[blocks] = float("nan")

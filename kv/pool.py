@@ -206,9 +206,6 @@ class Quota:
     def block_size(self) -> int:
         return self.pool.block_size
 
-    def can_allocate(self, tokens: int) -> bool:
-        return self.pool.blocks_for(tokens) <= self.free
-
     def allocate(self, tokens: int, grows_to: int = 0) -> BlockTable:
         """A new table with room for `tokens` tokens, in consecutive blocks where there are any. Raises OutOfBlocks.
 
@@ -229,9 +226,6 @@ class Quota:
             raise ValueError(f"{self.name!r} is on another device than the table: allocate there and use kv.transfer")
         paid = self.pool.payers(table.held)[self]
         return len(table.held) - paid + max(0, self.pool.blocks_for(tokens) - len(table.blocks))
-
-    def can_adopt(self, table: BlockTable, tokens: int = 0) -> bool:
-        return self.cost_to_adopt(table, tokens) <= self.free
 
     def adopt(self, table: BlockTable, tokens: int = 0) -> None:
         """Hand-over on one device: the table and the charge for all its blocks move here, nothing is copied. The table

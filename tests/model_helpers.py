@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import torch
+from conftest import poison
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from engine.gate import Gate
@@ -80,7 +81,7 @@ def poisoned_cache(model: Model, blocks: int = 160) -> KVCache:
     """A cache that holds nothing but NaN: whatever is read before it is written shows in the logits."""
     shape = model.config
     cache = KVCache(shape.num_layers, blocks, BLOCK, shape.num_kv_heads, shape.head_dim, model.cache_dtype)
-    cache.poison(list(range(blocks)))
+    poison(cache, list(range(blocks)))
     return cache
 
 

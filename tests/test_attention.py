@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import poison
 from torch.nn.attention import varlen
 
 from kv.cache import KVCache
@@ -36,7 +37,7 @@ def filled(kind: str, heads: int, kv_heads: int, dtype: torch.dtype) -> tuple[to
     lengths = [context + rows for context, rows in BATCHES[kind]]
     blocks = 2 + sum(-(-length // BLOCK) for length in lengths)
     cache = KVCache(1, blocks, BLOCK, kv_heads, HEAD_DIM, dtype)
-    cache.poison(list(range(blocks)))
+    poison(cache, list(range(blocks)))
     free = torch.randperm(blocks, generator=generator).tolist()
     parts = []
     for context, rows in BATCHES[kind]:
@@ -89,12 +90,31 @@ def test_query_tiles_of_any_size_give_the_same(scores: int, monkeypatch: pytest.
     torch.testing.assert_close(plan_attention(batch, "matmul")(q, 0), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("order", [(0, 2, 1, 3), (3, 2, 1, 0), (1, 0, 2, 3), (0, 1, 3, 2), (4, 5, 0, 1)], ids=str)
+@pytest.mark.parametrize("backend", ["sdpa", "matmul"])
+def test_blocks_in_any_order_equal_those_in_a_row(backend: str, order: tuple[int, ...]) -> None:
+    """(0, 2, 1, 3) begins and ends where a row of four does, and is none."""
+    q, batch = filled("a chunk behind a context", 6, 2, torch.float32)
+    (span,) = batch.spans
+    assert len(span.blocks) == len(order)
+
+    def laid_out(blocks: tuple[int, ...]) -> torch.Tensor:
+        cache = KVCache(1, 6, BLOCK, 2, HEAD_DIM, torch.float32)
+        poison(cache, list(range(6)))
+        for target, source in zip(blocks, span.blocks, strict=True):
+            cache.key[0][target] = batch.cache.key[0][source]
+            cache.value[0][target] = batch.cache.value[0][source]
+        return plan_attention(Batch.build(cache, [([0] * span.rows, span.context, blocks)]), backend)(q, 0)
+
+    assert torch.equal(laid_out(order), laid_out((0, 1, 2, 3)))
+
+
 @pytest.mark.parametrize("backend", ["sdpa", "matmul"])
 def test_consecutive_blocks_equal_scattered_ones(backend: str) -> None:
     q, scattered = filled("a chunk behind a context", 6, 2, torch.float32)
     (span,) = scattered.spans
     cache = KVCache(1, 8, BLOCK, 2, HEAD_DIM, torch.float32)
-    cache.poison(list(range(8)))
+    poison(cache, list(range(8)))
     for target, source in enumerate(span.blocks, start=3):
         cache.key[0][target] = scattered.cache.key[0][source]
         cache.value[0][target] = scattered.cache.value[0][source]

@@ -53,7 +53,7 @@ def test_a_table_has_just_enough_blocks(pool: BlockPool, tokens: int, blocks: in
 def test_out_of_blocks_names_the_quota_and_both_numbers(pool: BlockPool) -> None:
     quota = pool.quota("prefill-0", limit=3)
     quota.allocate(2 * BLOCK)
-    assert quota.can_allocate(BLOCK) and not quota.can_allocate(BLOCK + 1)
+    assert quota.free == 1
     with pytest.raises(OutOfBlocks, match="'prefill-0': 2 more blocks needed, 1 free") as refused:
         quota.allocate(BLOCK + 1)
     assert (refused.value.quota, refused.value.needed, refused.value.free) == ("prefill-0", 2, 1)
@@ -159,7 +159,7 @@ def test_a_quota_hears_of_room_and_may_use_it_at_once(pool: BlockPool) -> None:
 
     def admit() -> None:
         heard.append(f"prefill-0 has {prefill.free}")
-        if waiting and prefill.can_allocate(waiting[0]):
+        if waiting and pool.blocks_for(waiting[0]) <= prefill.free:
             prefill.allocate(waiting.pop())
 
     prefill.on_freed.append(admit)
@@ -179,7 +179,7 @@ def test_adopt_moves_the_charge_and_reserves_in_one_go(pool: BlockPool) -> None:
     prefill, decode = pool.quota("prefill-0", limit=8), pool.quota("decode-0", limit=8)
     table = prefill.allocate(10)  # 3 blocks
     assert decode.cost_to_adopt(table) == 3
-    assert decode.can_adopt(table, tokens=8 * BLOCK) and not decode.can_adopt(table, tokens=8 * BLOCK + 1)
+    assert decode.cost_to_adopt(table, tokens=8 * BLOCK + 1) == 9
     with pytest.raises(OutOfBlocks, match="'decode-0': 9 more blocks needed, 8 free"):
         decode.adopt(table, tokens=8 * BLOCK + 1)
     assert (table.quota, prefill.used, decode.used) == (prefill, 3, 0)
@@ -396,7 +396,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(quota=st.integers(0, 1), tokens=st.integers(1, 30), growth=st.integers(0, 30), fill=st.floats(0, 1))
     def allocate(self, quota: int, tokens: int, growth: int, fill: float) -> None:
         owner = self.quotas[quota]
-        if not owner.can_allocate(tokens):
+        if owner.pool.blocks_for(tokens) > owner.free:
             with pytest.raises(OutOfBlocks):
                 owner.allocate(tokens)
             return
@@ -440,7 +440,7 @@ class PoolMachine(RuleBasedStateMachine):
         table, owner = self.pick(index), self.quotas[quota]
         if table is None:
             return
-        if not owner.can_adopt(table, tokens):
+        if owner.cost_to_adopt(table, tokens) > owner.free:
             books = [(q.name, q.used) for q in self.quotas]
             with pytest.raises(OutOfBlocks):
                 owner.adopt(table, tokens)

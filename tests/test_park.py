@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import poison_freed_blocks
+from conftest import poison, poison_freed_blocks
 
 from engine.config import EngineConfig
 from engine.gate import Gate
@@ -51,7 +51,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 def new_cache(model: Model) -> KVCache:
     shape = model.config
     cache = KVCache(shape.num_layers, 64, 16, shape.num_kv_heads, shape.head_dim, model.cache_dtype)
-    cache.poison(list(range(64)))
+    poison(cache, list(range(64)))
     return cache
 
 
