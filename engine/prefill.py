@@ -63,7 +63,7 @@ class Prefills:
         self.on_prefilled: Callable[[Request, BlockTable, tuple[Sampled, ...], float], None]
         self.on_refused: Callable[[Request, str], None]
         self.on_failed: Callable[[Request, str], None]
-        self.late_signals = 0  # events about requests that were gone already: ignored, and counted
+        self.late_signals = 0  # arrivals of requests that had ended already: ignored, and counted for /metrics
         self._timeline = timeline
         self._tables: dict[int, BlockTable] = {}  # by request id
         self._passages: dict[int, Passage] = {}  # by cohort id

@@ -144,6 +144,10 @@ class PrometheusMetrics:
             yield from _head(name, "histogram", text)
             yield from histogram.lines(name)
 
+        yield from _head("layby_late_signals_total", "counter", "Arrivals of requests that had ended: ignored.")
+        for instance in engine.prefill:
+            yield f'layby_late_signals_total{{instance="{instance.name}"}} {instance.prefills.late_signals}'
+
         quotas = [(instance.name, instance.quota) for instance in engine.instances]
         yield from _head("layby_kv_blocks_used", "gauge", "KV blocks in use.")
         for name, quota in quotas:

@@ -114,8 +114,13 @@ class TextCodec:
 class TextStream:
     """The text of one choice: push its tokens, get what may be shown.
 
-    The deltas joined, with what `flush` returns, are the decoder's text of all tokens, cut before the first stop
-    string. Bytes of an unfinished character are held back, and so is text that may be the beginning of a stop string.
+    The deltas joined, with what `flush` returns, are the decoder's text of all tokens but the special ones, cut before
+    the first stop string. Bytes of an unfinished character are held back, and so is text that may be the beginning of a
+    stop string.
+
+    Bytes that are no UTF-8 become U+FFFD. With a byte-level tokenizer there is one for each broken sequence, as if all
+    were decoded at once. A decoder with byte fallback (SentencePiece's) writes one for every byte of a run that has a
+    broken one, intact characters included: of those, the ones that were shown before stay shown.
     """
 
     def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int], stop: Sequence[str] = ()) -> None:

@@ -29,7 +29,8 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.timeline = Timeline(time.perf_counter)
-        self.prefill = [SimpleNamespace(name="prefill-0", quota=SimpleNamespace(used=3, limit=50))]
+        prefills, quota = SimpleNamespace(late_signals=2), SimpleNamespace(used=3, limit=50)
+        self.prefill = [SimpleNamespace(name="prefill-0", prefills=prefills, quota=quota)]
         self.decode = [SimpleNamespace(name="decode-0", quota=SimpleNamespace(used=0, limit=70))]
         self.instances = [*self.prefill, *self.decode]
         self.accepting = True

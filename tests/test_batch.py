@@ -64,9 +64,7 @@ class Stands:
 
 
 waiting = st.lists(
-    st.builds(
-        Stands, tokens, st.one_of(st.just(0), st.just(0), st.integers(0, 60)), st.one_of(seconds(2), st.none())
-    ),
+    st.builds(Stands, tokens, st.one_of(st.just(0), st.just(0), st.integers(0, 60)), st.one_of(seconds(2), st.none())),
     min_size=1,
     max_size=40,
 )
@@ -269,6 +267,42 @@ def test_a_head_gets_on_however_full_the_pass_is() -> None:
     forming = Forming(1000, BLOCK, decode_rows=512)
     formed = FillChunks(512).form(next_share(Chunked(512), head), [], Chunked(512), PREDICTOR, 0.0, forming)
     assert [(share.start, share.stop) for share in formed] == [(0, 1)]
+
+
+def test_what_the_head_and_the_decodes_leave_is_shared_and_no_more() -> None:
+    """Nobody joins a head that has got its one row though the pass was full."""
+    plan = Chunked(512)
+
+    def formed(decodes: int, length: int, budget: int = 512, decodes_count: bool = True) -> list[int]:
+        forming = Forming(1000, BLOCK, decode_rows=decodes)
+        others = [Request(1, range(100)), Request(2, range(600))]
+        batch = FillChunks(budget, decodes_count)
+        head = next_share(plan, Request(0, range(length)))
+        return [share.tokens for share in batch.form(head, others, plan, PREDICTOR, 0.0, forming)]
+
+    assert formed(512, 4) == formed(600, 4) == [1]
+    assert formed(500, 4) == [4, 8]
+    assert formed(500, 12) == [12]
+    assert formed(400, 4) == [4, 100, 8]
+    assert formed(600, 4, decodes_count=False) == [4, 100, 408]
+
+
+@pytest.mark.parametrize(
+    ("computed", "alone", "taken"),
+    [
+        (0, True, [1000]),  # 2,500 tokens left are more than 2,048, though the chunk would leave room
+        (451, True, [1000]),  # 2,049
+        (452, True, [1000, 30]),  # 2,048
+        (2000, True, [500, 30]),  # its last chunk
+        (0, False, [1000, 30]),
+    ],
+)
+def test_a_long_head_takes_nobody_along(computed: int, alone: bool, taken: list[int]) -> None:
+    """FlowPrefill's released code: what counts is what is left of the prompt, not of this chunk."""
+    batch, plan = SLOAware(2048, long_head_alone=alone), Chunked(1000)
+    head = Request(0, range(2500), computed=computed)
+    formed = batch.form(next_share(plan, head), [Request(1, range(30))], plan, PREDICTOR, 0.0, Forming(1000, BLOCK))
+    assert [share.tokens for share in formed] == taken
 
 
 def test_without_blocks_for_the_next_in_line_nobody_behind_it_joins() -> None:

@@ -19,6 +19,7 @@ from engine.fake import FakeModel
 from engine.lab import Lab
 from engine.output import Choice, LiveRequest, Output
 from engine.prefill import PrefillInstance, first_draws
+from engine.prometheus import PrometheusMetrics
 from engine.timeline import TERMINAL, Kind
 from scheduling.request import SLO, Sampling, State
 
@@ -154,11 +155,12 @@ def test_a_prefill_that_all_leave_while_it_is_asked_to_park_stops_at_the_next_ga
 
 
 def test_a_late_signal_about_a_request_that_is_gone_is_ignored_and_counted(lab: Lab) -> None:
-    """Case B8."""
+    """Case B8: and what is counted is told, under /metrics."""
     request = lab.submit(tokens=5)
     lab.engine.abort(request.id)  # its arrival is still in the inbox
     lab.run()
-    assert lab.engine.prefill[0].prefills.late_signals >= 1
+    metrics = PrometheusMetrics().render(lab.engine)
+    assert 'layby_late_signals_total{instance="prefill-0"} 1\n' in metrics
     assert ends(lab, request) == [Kind.ABORTED]
 
 

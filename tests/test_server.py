@@ -16,6 +16,7 @@ from text_helpers import BOS, EOS, SPECIAL, TEMPLATE, byte_tokenizer
 
 from engine.generation import Generation
 from engine.http import Calls, DrainingServer
+from engine.lab import Lab
 from engine.prometheus import PrometheusMetrics
 from engine.slo_classes import SLO_CLASSES, parse_slo_class
 from engine.text import TextCodec
@@ -319,6 +320,7 @@ def check_alive(api: Api) -> None:
     ],
 )
 def test_bad_completions(api: Api, fields: Json, param: str | None, says: str) -> None:
+    """Cases C9 and C10: empty prompts, wrong types and values; the server lives on."""
     error = problem(api.post(COMPLETIONS, expect=400, **{"prompt": "hi", **fields}))
     assert error["param"] == param
     assert says in error["message"]
@@ -349,6 +351,7 @@ def test_bad_completions(api: Api, fields: Json, param: str | None, says: str) -
     ],
 )
 def test_bad_chats(api: Api, fields: Json, param: str | None, says: str) -> None:
+    """Cases C9 and C10, of chats: no messages, wrong types; and C20, a template that raises."""
     error = problem(api.post(CHAT, expect=400, **{"messages": [USER], **fields}))
     assert error["param"] == param
     assert says in error["message"]
@@ -361,12 +364,16 @@ OFF = [
     ("response_format", {"type": "text"}, {"type": "json_object"}),
     ("logit_bias", {}, {"50256": -100}),
     ("presence_penalty", 0, 0.5),
+    ("presence_penalty", 0.0, 0.5),
+    ("frequency_penalty", 0, -1),
     ("frequency_penalty", 0.0, -1),
     ("best_of", 1, 2),
     ("echo", False, True),
     ("suffix", "", "end"),
     ("top_k", -1, 40),
     ("min_p", 0, 0.1),
+    ("min_p", 0.0, 0.1),
+    ("repetition_penalty", 1, 1.1),
     ("repetition_penalty", 1.0, 1.1),
     ("stop_token_ids", [], [5]),
     ("store", False, True),
@@ -383,6 +390,33 @@ def test_what_is_not_supported_is_refused_by_name(api: Api, path: str, name: str
     assert (error["message"], error["param"]) == (f"{name} is not supported", name)
     api.post(path, **REFUSED_AT[path], **{name: off})
     api.post(path, **REFUSED_AT[path], **{name: None})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("echo", 0),
+        ("echo", 0.0),
+        ("store", 0),
+        ("best_of", True),
+        ("best_of", 1.0),
+        ("min_tokens", False),
+        ("top_k", False),
+        ("top_k", -1.0),
+        ("frequency_penalty", False),
+        ("presence_penalty", False),
+        ("min_p", False),
+        ("repetition_penalty", True),
+        ("parallel_tool_calls", 1),
+        ("suffix", []),
+        ("logit_bias", []),
+        ("tools", {}),
+    ],
+)
+def test_off_is_exact_in_type(api: Api, name: str, value: Any) -> None:
+    """For Python true is 1 and 1.0, for JSON it is not: as strict as the fields that are supported."""
+    error = problem(api.post(COMPLETIONS, expect=400, prompt="hi", **{name: value}))
+    assert (error["message"], error["param"]) == (f"{name} is not supported", name)
 
 
 def test_fields_without_effect_are_accepted(api: Api) -> None:
@@ -404,6 +438,7 @@ def test_fields_without_effect_are_accepted(api: Api) -> None:
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_malformed_bodies(api: Api, path: str, body: bytes, says: str) -> None:
+    """Case C10."""
     answer = api.http.post(path, content=body)
     assert answer.status_code == 400
     assert says in problem(answer.json())["message"]
@@ -413,6 +448,12 @@ def test_malformed_bodies(api: Api, path: str, body: bytes, says: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
+        {"messages": "secret" * 100_000},
+        {"messages": [{"role": "secret" * 100_000, "content": "hi"}]},
+        {"messages": [{"role": "user", "content": [{"type": "secret" * 100_000}]}]},
+        {"messages": [{"role": "user", "content": "hi", "secret" * 100_000: 1}]},
+        {"messages": ["secret"] * 100_000},
+        {"messages": [USER], "tool_choice": "secret" * 100_000},
         {"prompt": ["secret", {}] * 100_000},
         {"prompt": "hi", "stop": ["secret" * 100_000]},
         {"prompt": "hi", "secret" * 100_000: 1},
@@ -422,10 +463,12 @@ def test_malformed_bodies(api: Api, path: str, body: bytes, says: str) -> None:
     ],
 )
 def test_a_huge_bad_body_is_answered_in_short(api: Api, body: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case C11: of a name that is not known the beginning is told, and of a value nothing."""
     monkeypatch.setattr("server.Service.max_body_bytes", 2**22)
-    answer = api.http.post(COMPLETIONS, json=body)
+    answer = api.http.post(CHAT if "messages" in body else COMPLETIONS, json=body)
     assert answer.status_code in (400, 404)
     assert len(answer.content) < 700
+    assert "secret" * 30 not in answer.text
     check_alive(api)
 
 
@@ -435,6 +478,7 @@ def test_a_body_beyond_all_measure_is_cut_off(api: Api, monkeypatch: pytest.Monk
 
 
 def test_unknown_model_route_and_method(api: Api) -> None:
+    """Case C10."""
     error = problem(api.post(COMPLETIONS, expect=404, prompt="hi", model="gpt-4"))
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     for method, path, status in (("GET", "/nope", 404), ("GET", COMPLETIONS, 405), ("GET", "/v1/models/no/such", 404)):
@@ -510,11 +554,45 @@ def leave(api: Api, path: str, *, after: bytes, **fields: Any) -> None:
     ids=["waiting", "waiting after tokens", "before the first token", "in the middle of a stream"],
 )
 def test_who_leaves_is_aborted(api: Api, tokens: int, stream: bool, after: bytes) -> None:
+    """Cases B1 and B5, as far as the server goes; what then becomes of the blocks is below."""
     api.engine.hang_after = tokens
     leave(api, COMPLETIONS, after=after, prompt=["a", "b"], stream=stream)
     wait_until(lambda: sorted(api.engine.aborted) == [request.id for request in api.engine.submitted])
     wait_until(lambda: api.service.calls.idle)
     check_alive(api)
+
+
+@pytest.mark.parametrize("system", ["flowprefill", "sarathi", "layered"])
+@pytest.mark.parametrize("at", ["started", "token"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_blocks_of_who_leaves_are_free_within_one_step(system: str, at: str, stream: bool) -> None:
+    """Cases B1 and B7, with the real engine: what runs ends at a gate or with its step, and nothing more is started."""
+    with Lab(system) as lab:
+        app = create_app(Service(lab.engine, TextCodec(byte_tokenizer(), None, SPECIAL), "fake"))
+        body = json.dumps({"prompt": [5] * 50, "max_tokens": 40, "stream": stream}).encode()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        left = asyncio.Event()
+
+        async def receive() -> Json:
+            if messages:
+                return messages.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            pass
+
+        scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": [], "query_string": b""}
+        call = lab.loop.create_task(app(scope, receive, send))
+        lab.step_until(at)
+        assert sum(instance.quota.used for instance in lab.engine.instances) > 0
+        gone = lab.now
+        left.set()
+        one_pass = 20 * (0.0001 + 0.0001 * 51)
+        lab.run(one_pass)
+        assert call.done() and lab.engine.idle
+        assert [instance.quota.used for instance in lab.engine.instances] == [0] * len(lab.engine.instances)
+        assert [event for event in lab.events if event.kind == Kind.STARTED and event.time > gone] == []
 
 
 def test_a_call_that_finished_is_not_aborted(api: Api) -> None:
@@ -526,18 +604,23 @@ def test_a_call_that_finished_is_not_aborted(api: Api) -> None:
     assert api.engine.aborted == []
 
 
-def test_who_leaves_while_the_prompt_is_tokenised_never_reaches_the_engine() -> None:
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_who_leaves_while_the_prompt_is_tokenised_never_reaches_the_engine(path: str) -> None:
+    """Case B5: the tokenising goes on for ever, unless it is ended by the client's leaving."""
     engine = FakeEngine()
 
     class Slow(TextCodec):
-        async def encode(self, text: str, limit: int | None = None) -> list[int]:
+        async def encode(self, *_: object) -> list[int]:
             left.set()
             return await asyncio.Event().wait()  # type: ignore[return-value]
+
+        encode_chat = encode
 
     left = asyncio.Event()
     slow = Slow(byte_tokenizer(), None, SPECIAL)
     app = create_app(Service(engine, slow, "fake"))  # type: ignore[arg-type]
-    messages = [{"type": "http.request", "body": b'{"prompt": "hi"}', "more_body": False}]
+    body = json.dumps({"prompt": "hi"} if path == COMPLETIONS else {"messages": [USER]}).encode()
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Json:
         if messages:
@@ -548,7 +631,7 @@ def test_who_leaves_while_the_prompt_is_tokenised_never_reaches_the_engine() -> 
     async def send(message: Any) -> None:
         pass
 
-    scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": [], "query_string": b""}
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
     asyncio.run(app(scope, receive, send))
     assert left.is_set()
     assert engine.submitted == []
@@ -624,6 +707,7 @@ def test_metrics_over_http(api: Api) -> None:
     samples = read_metrics(answer.text)
     assert samples['layby_kv_blocks_used{instance="prefill-0"}'] == 3
     assert samples['layby_kv_blocks_limit{instance="decode-0"}'] == 70
+    assert samples['layby_late_signals_total{instance="prefill-0"}'] == 2
 
 
 def test_metrics_count_what_happened() -> None:

@@ -57,6 +57,28 @@ def test_any_bytes_decode_as_they_do_all_at_once(raw: list[int]) -> None:
     assert "".join(deltas(byte_tokenizer(), raw)) == bytes(raw).decode(errors="replace")
 
 
+@given(raw=st.lists(st.one_of(st.integers(0, 255), st.sampled_from(list("😀é日a".encode()))), max_size=40))
+@example(raw=list("日".encode() + b"\xff" + "日".encode()))
+def test_broken_bytes_of_a_byte_fallback_invent_nothing_and_leave_words_intact(raw: list[int]) -> None:
+    """Its decoder gives up a whole run of bytes for a broken one, but what has been shown cannot be taken back."""
+    tokenizer = fallback_tokenizer()
+    vocabulary = tokenizer.get_vocab()
+    tokens = [vocabulary[f"<0x{byte:02X}>"] for byte in raw]
+    *shown, word, rest = deltas(tokenizer, [vocabulary["q"], *tokens, vocabulary["▁the"]])
+    joined = "".join(shown) + word + rest
+    assert joined.startswith("q") and word.endswith(" the") and not rest
+    intact = iter(bytes(raw).decode(errors="ignore"))
+    assert all(character in intact for character in joined[1:-4].replace("\ufffd", ""))  # in their order
+
+
+def test_a_character_shown_before_broken_bytes_stays() -> None:
+    tokenizer = fallback_tokenizer()
+    tokens = [tokenizer.get_vocab()[f"<0x{byte:02X}>"] for byte in "日".encode() + b"\xff"]
+    assert tokenizer.decode(tokens) == "\ufffd" * 4
+    shown = "".join(deltas(tokenizer, tokens))
+    assert shown[0] == "日" and set(shown[1:]) == {"\ufffd"}
+
+
 def test_broken_bytes_do_not_hold_back_what_follows() -> None:
     """A lead byte that nothing completes is given up as soon as that is certain, not at the end."""
     stream = codec(byte_tokenizer()).stream()
