@@ -13,7 +13,7 @@ from engine import decode, prefill
 from engine.decode import Decodes, Step
 from engine.executor import Drive, Executor, Failed, Finished, Parked, abandon, park
 from engine.inbox import Inbox, Left
-from engine.output import Choice
+from engine.output import Choice, LiveRequest
 from engine.prefill import Passage, Prefills
 from engine.timeline import Kind, Timeline
 from engine.work import Carried, Computed, Work
@@ -99,8 +99,17 @@ class ColocatedInstance(Inbox[Event]):
         request.computed = 0
         request.admitted = False
         request.recomputes += 1
+        request.blocks_beside = self._blocks_beside(request)
         self._timeline.record(Kind.RECOMPUTED, request=request, instance=self.name)
         self.prefills.arrive(request)
+
+    def _blocks_beside(self, request: Request) -> int:
+        """Blocks that the request's choices need beside the prompt's as soon as they go on."""
+        assert isinstance(request, LiveRequest)
+        pool, prompt = self.quota.pool, len(request.prompt)
+        lengths = [choice.length for choice in request.choices if choice.finish is None]
+        shared = (len(lengths) - 1) * (prompt // pool.block_size)  # the prompt's full blocks are there once
+        return sum(map(pool.blocks_for, lengths)) - shared - pool.blocks_for(prompt)
 
     # Events
 
@@ -167,7 +176,7 @@ class ColocatedInstance(Inbox[Event]):
             return
         apart = self.decodes.investigating
         step = self.decodes.next_step()  # decodes first: they take the blocks that they need
-        passage = None if apart else self._next_slice(now)
+        passage = None if apart and step is not None else self._next_slice(now)  # no step: the suspects have left
         if passage is not None and passage.cohort.head.alone and step is not None:
             self.decodes.put_back(step)
             step = None
@@ -199,12 +208,14 @@ class ColocatedInstance(Inbox[Event]):
             if passage is None and step is None:
                 step = self.decodes.next_step()
             self._run(passage, step)
-        elif self._passage is not None and due <= now and self._gives_way(interleave, now):
+        elif self._passage is not None and not self._parking and due <= now and self._gives_way(interleave, now):
             self._park()
         else:
             self._park_for_a_newcomer(now)
         if self._passage is not None and not self._parking:
-            self._set_alarm(self._step_due(interleave) - now)
+            delay = self._step_due(interleave) - now
+            # Overdue, and the prefill goes on all the same: it is asked again about a step's time later.
+            self._set_alarm(delay if delay > 0 else max(self._step_seconds, interleave.quantum))
 
     def _step_due(self, interleave: Interleave) -> float:
         """When a prefill must be asked to pull over for the next decode step, not before it has had its quantum. It may

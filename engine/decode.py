@@ -169,10 +169,8 @@ class Decodes:
         for choice in [choice for choice in self._choices if choice.finish is not None]:
             self._remove(choice)  # stopped from outside, by a stop string
         self._suspects = [choice for choice in self._suspects if choice in self._choices]
-        choices = [self._suspects.pop(0)] if self._suspects else self._choices[: self._max_batch]
-        if not self.reserving:
-            choices = [choice for choice in choices if choice in self._choices and self._grow(choice)]
-            choices = [choice for choice in choices if choice in self._choices]  # growing may have cost others theirs
+        candidates = [self._suspects.pop(0)] if self._suspects else self._choices
+        choices = candidates[: self._max_batch] if self.reserving else self._grown(candidates)
         if not choices:
             return None
         copies, self._copies = self._copies, []
@@ -222,6 +220,17 @@ class Decodes:
             request = step.choices[0].request
             self.on_failed(request, error)
             self.leave(request)
+
+    def _grown(self, candidates: Sequence[Choice]) -> list[Choice]:
+        """The first `max_batch` that find room. Who finds none leaves the place in the batch to others: an older
+        request may stand behind, and is the one that never has to wait."""
+        grown: list[Choice] = []
+        for choice in tuple(candidates):
+            if len(grown) == self._max_batch:
+                break
+            if choice in self._choices and self._grow(choice):
+                grown.append(choice)
+        return [choice for choice in grown if choice in self._choices]  # growing may have cost others theirs
 
     def _grow(self, choice: Choice) -> bool:
         """Room for the rows of the next step, at the expense of later requests if need be. False: not now."""

@@ -59,6 +59,7 @@ class Engine:
     ) -> None:
         self.model = model
         self.config = config or EngineConfig()
+        self.config.system.plan.groups(1, model.config.num_layers)  # ValueError where it needs more layers than these
         self.clock = clock or LiveClock()
         self.timeline = Timeline(self.clock.now)
         self.prefill: list[PrefillInstance | ColocatedInstance] = []  # those that take prefills

@@ -20,8 +20,9 @@ Misfit = Literal["skip", "stop"]
 
 
 def blocks_needed(request: Request, block_size: int) -> int:
-    """Blocks a request still has to be given: the whole prompt's at admission, none later."""
-    return 0 if request.admitted else -(-len(request.prompt) // block_size)
+    """Blocks a request still has to be given: the whole prompt's at admission, none later. One that is computed again
+    begins where there is room for all that it had; else it would have to give it up again at once, and for ever."""
+    return 0 if request.admitted else -(-len(request.prompt) // block_size) + request.blocks_beside
 
 
 @dataclass(slots=True)

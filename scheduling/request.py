@@ -80,12 +80,18 @@ class Request:
     state: State = State.WAITING
     admitted: bool = False  # holds KV blocks for its whole prompt
     recomputes: int = 0  # how often its blocks were given up while it was decoding
+    blocks_beside: int = 0  # KV blocks that it gave up beside its prompt's, and will want again
     alone: bool = False  # retried after its cohort failed: it must not take others with it again
 
     @property
     def remaining(self) -> int:
         """Prompt tokens that the prefill has yet to compute."""
         return len(self.prompt) - self.computed
+
+    @property
+    def refusable(self) -> bool:
+        """Whether it may be turned away for being late: it has not begun. Recomputed ones had their first token."""
+        return not self.admitted and not self.recomputes
 
     @property
     def deadline(self) -> float:

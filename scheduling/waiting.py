@@ -92,9 +92,7 @@ class ResortingWaiting:
         return iter(sorted(self._candidates.values(), key=key))  # type: ignore[arg-type]
 
     def take_refused(self, now: float) -> list[Request]:
-        refused = [
-            c.request for c in self._candidates.values() if not c.request.admitted and self._order.refuses(c, now)
-        ]
+        refused = [c.request for c in self._candidates.values() if c.request.refusable and self._order.refuses(c, now)]
         for request in refused:
             self.discard(request)
         return refused
@@ -178,7 +176,7 @@ class SortedWaiting:
             raise ValueError(f"{self._order}: at {now}, the next change of a rank was said to be at {place.changes}")
         if place.changes < inf:
             heappush(self._changes, (place.changes, candidate.request.id))
-        if not candidate.request.admitted and self._order.refuses(candidate, now):
+        if candidate.request.refusable and self._order.refuses(candidate, now):
             self._refused.append(place)
 
     def _list(self, place: Place) -> RankedList:

@@ -101,6 +101,21 @@ def test_the_block_token_by_token(norm_topk_prob: bool) -> None:
     torch.testing.assert_close(drive(layer(x, Gate())), torch.stack(expected), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("norm_topk_prob", [True, False])
+def test_experts_are_chosen_in_float32(norm_topk_prob: bool) -> None:
+    """Case D9. In bfloat16, probabilities of 64 experts would be equal by rounding, and their order chance."""
+    config = ModelConfig.from_hf(hf_json("qwen3_moe", **(SHAPE | {"num_experts": 64}), norm_topk_prob=norm_topk_prob))
+    model = Model(config, torch.bfloat16)
+    fill(model, random_weights(config, 0))
+    layer = block(model)
+    x = 0.3 * torch.randn(200, 48, generator=torch.Generator().manual_seed(5)).bfloat16()
+    weights, chosen = layer.route(x)
+    shares = torch.softmax(layer.router(x).float(), dim=-1)
+    best = shares.gather(1, chosen)
+    assert torch.equal(best, shares.topk(3, dim=-1).values)
+    assert torch.equal(weights, (best / best.sum(1, keepdim=True) if norm_topk_prob else best).bfloat16())
+
+
 def test_a_token_does_not_depend_on_its_neighbours() -> None:
     layer = block(tiny())
     x = torch.randn(30, 48, generator=torch.Generator().manual_seed(4))
@@ -132,6 +147,22 @@ def mixed() -> Model:
 def test_dense_and_sparse_layers_name_their_operators() -> None:
     model = mixed()
     assert [model.layer_operators(layer) for layer in range(4)] == [DENSE, SPARSE, DENSE, SPARSE]
+
+
+def test_the_gates_report_the_operators_that_the_layers_name() -> None:
+    """In order, one layer after the other: the cost model, traces and plots go by these names."""
+
+    class Listening(Gate):
+        def operator(self, name: str) -> Gate:
+            heard.append(name)
+            return super().operator(name)
+
+    heard: list[str] = []
+    model = mixed()
+    batch = Sequences(model, [prompt(9)]).batch([(0, 0, 9)])
+    with torch.inference_mode():
+        drive(model.run_layers(model.embed(batch.tokens), 0, 4, batch, Listening()))
+    assert heard == [*DENSE, *SPARSE, *DENSE, *SPARSE]
 
 
 @pytest.mark.parametrize(
