@@ -82,15 +82,40 @@ def share(text: str) -> float:
     return value
 
 
+def whole(text: str) -> int:
+    """An argparse type: a whole number of any sign."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def picture(text: str) -> Path:
+    """An argparse type: where to draw a PNG."""
+    path = Path(text)
+    if path.suffix.lower() != ".png":
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png, and a PNG is what is drawn")
+    return path
+
+
 class Outputs:
-    """Files to write when all the work is done: until `commit` nothing of them is there, afterwards all is."""
+    """Files to write when all the work is done: until `commit` nothing of them is there, afterwards all is.
+
+    A symbolic link is followed. What is there and is no file (a pipe, a device) is written to, and never replaced.
+    """
 
     def __init__(self, *paths: Path | None) -> None:
-        """`paths` are those that will be added. OSError now, not after the work, for one that cannot be written."""
+        """`paths` are those that will be added. OSError now, not after the work, for one that cannot be written;
+        ValueError for one that is named twice."""
         self._contents: dict[Path, bytes] = {}
+        named: set[Path] = set()
         for path in paths:
-            if path is not None:
-                _check_writable(path)
+            if path is None:
+                continue
+            _check_writable(path)
+            if path.resolve() in named and _is_file_to_be(path):
+                raise ValueError(f"{path}: two outputs cannot be the same file")
+            named.add(path.resolve())
 
     def add(self, path: Path, content: str | bytes) -> None:
         self._contents[path] = content.encode() if isinstance(content, str) else content
@@ -100,10 +125,14 @@ class Outputs:
         ready: list[tuple[Path, Path]] = []
         try:
             for path, content in self._contents.items():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-                ready.append((temporary, path))
-                temporary.write_bytes(content)
+                if _is_file_to_be(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    temporary = _beside(path)
+                    ready.append((temporary, path.resolve()))
+                    temporary.write_bytes(content)
+            for path, content in self._contents.items():
+                if not _is_file_to_be(path):
+                    path.write_bytes(content)
             for temporary, path in ready:
                 temporary.replace(path)
         finally:
@@ -115,6 +144,28 @@ class Outputs:
 def _check_writable(path: Path) -> None:
     if path.is_dir():
         raise IsADirectoryError(21, "is a directory, not a file to write", str(path))
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    folder = next(parent for parent in path.resolve().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise PermissionError(13, "cannot be written there", str(path))
+    if not _is_file_to_be(path):
+        if not os.access(path, os.W_OK):
+            raise PermissionError(13, "cannot be written there", str(path))
+        return
+    probe = folder / _beside(path).name  # the only way to know of names too long, and of odd file systems
+    try:
+        probe.touch()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _is_file_to_be(path: Path) -> bool:
+    """Whether there is a file, or nothing yet: something to be replaced as a whole."""
+    return path.is_file() or not path.exists()
+
+
+def _beside(path: Path) -> Path:
+    """A temporary file in the folder of what `path` is, or links to."""
+    path = path.resolve()
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")

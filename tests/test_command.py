@@ -1,6 +1,8 @@
 """What the examples' command lines share: one-line errors, lists of values, outputs that appear together."""
 
 import argparse
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,41 @@ def test_if_one_cannot_be_written_none_appears(tmp_path):
     with pytest.raises(OSError):
         outputs.commit()
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_device_is_written_to_and_never_replaced(tmp_path):
+    """Here a pipe. As root, moving a file to /dev/null's place would take it from everybody."""
+    pipe, file = tmp_path / "pipe", tmp_path / "a.json"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    outputs = Outputs(pipe, file, pipe)
+    outputs.add(pipe, "to the pipe")
+    outputs.add(file, "to the file")
+    outputs.commit()
+    assert os.read(reader, 100) == b"to the pipe"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and file.read_text() == "to the file"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "pipe"]
+
+
+def test_a_link_is_followed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "a.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    for content in ("first", "second"):  # where nothing is yet, and where something is
+        outputs = Outputs(link)
+        outputs.add(link, content)
+        outputs.commit()
+        assert link.is_symlink() and target.read_text() == content
+    with pytest.raises(ValueError, match="two outputs cannot be the same file"):
+        Outputs(link, target)
+    assert [path.name for path in target.parent.iterdir()] == ["a.json"]
+
+
+def test_what_cannot_be_written_is_told_beforehand(tmp_path):
+    with pytest.raises(OSError, match="File name too long"):
+        Outputs(tmp_path / ("x" * 300))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_errors_are_one_line_with_exit_code_two(capsys):
