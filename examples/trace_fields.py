@@ -13,6 +13,8 @@ from typing import Any
 from scheduling.request import SLO
 
 _DATE = compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(?:Z|[+-]\d\d:\d\d)?")
+MOST_TOKENS = 100_000_000  # of a prompt or an output; more is a mistake, and a client could not even hold it
+LATEST = 1e13  # as written; milliseconds since 1970 are below, and beyond it floating point is too coarse for arrivals
 _ORIGIN = datetime(2020, 1, 1)  # near enough that seconds since then still tell 100 nanoseconds apart
 
 
@@ -44,16 +46,18 @@ class Place:
             raise self.error(field, "missing")
         try:
             number = nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = nan
         if not isfinite(number):
-            raise self.error(field, f"{value!r} is not a number")
+            raise self.error(field, f"{_short(value)} is not a number")
         return number
 
     def tokens(self, field: str, value: Any) -> int:
         number = self.number(field, value)
         if number != int(number) or number < 1:
             raise self.error(field, f"{value} is not a number of tokens, at least 1")
+        if number > MOST_TOKENS:
+            raise self.error(field, f"{value} tokens are more than {MOST_TOKENS:,}: no model takes that")
         return int(number)
 
     def seconds(self, field: str, value: Any) -> float:
@@ -66,6 +70,8 @@ class Place:
         number = self.number(field, value)
         if number < 0:
             raise self.error(field, f"{value} is negative")
+        if number > LATEST:
+            raise self.error(field, f"{value} is beyond any recording")
         return number / 1000 if field == "t_ms" else number
 
     def text(self, field: str, value: Any) -> str:
@@ -86,3 +92,17 @@ class Place:
         if not isinstance(value, list) or not all(type(each) is int for each in value):
             raise self.error("hash_ids", "not a list of whole numbers")
         return tuple(value)
+
+    def chat(self, field: str, value: Any) -> int | str:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise self.error(field, f"{_short(value)} is not the number or name of a chat")
+        return value
+
+
+def _short(value: Any) -> str:
+    """As it stands, but never more than a line can show."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits
+        return "a number so long"
+    return text if len(text) <= 60 else text[:60] + "..."

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -91,7 +91,7 @@ def read_trace(
                 raise TraceError(path, 1, "", "the file is empty")
             read = _read_jsonl(path, file, keep_history) if first.lstrip().startswith("{") else _read_csv(path, file)
         except UnicodeDecodeError as error:
-            raise TraceError(path, 1, "", f"not UTF-8 text: {error.reason}") from None
+            raise TraceError(path, _undecodable(path), "", f"not UTF-8 text: {error.reason}") from None
     if not read.rows:
         raise TraceError(path, 1, "", "a header and no rows")
     _check_types(path, read, types)
@@ -99,6 +99,17 @@ def read_trace(
     start = read.rows[0][1].time
     rows = (row if row.time is None or start is None else replace(row, time=row.time - start) for _, row in read.rows)
     return Trace(path.name, tuple(rows), read.block_tokens)
+
+
+def _undecodable(path: Path) -> int:
+    """The first line that is not UTF-8: a decoder does not know how many lines it has read."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +144,22 @@ def _check_times(path: Path, read: _Read, equal: bool) -> None:
 
 
 def _read_csv(path: Path, file: Iterator[str]) -> _Read:
-    reader = csv.DictReader(file)
+    reader = csv.DictReader(file, skipinitialspace=True)
     columns = [name for name in reader.fieldnames or () if name]
+    for name in columns:
+        if columns.count(name) > 1:
+            raise TraceError(path, 1, name, "two columns of this name")
     time, prompt, output = (
         next((name for name in names if name in columns), "") for names in (TIMES, PROMPTS, OUTPUTS)
     )
     for found, meaning, names in ((prompt, "prompt", PROMPTS), (output, "output", OUTPUTS)):
         if not found:
-            problem = f"no column for {meaning} tokens: expected one of {', '.join(names)}"
+            problem = f"no column for {meaning} tokens: expected one of {', '.join(names)}, among {_few(columns)}"
             raise TraceError(path, 1, names[0], problem)
 
-    def parse(fields: dict[str, str], at: Place) -> Row:
+    def parse(fields: dict[str | None, Any], at: Place) -> Row:
+        if None in fields:  # where csv puts what is beyond the header: a comma in a number, for one
+            raise at.error("", f"{len(fields[None])} more than the header's {len(reader.fieldnames or ())} fields")
         return Row(
             prompt_tokens=at.tokens(prompt, fields[prompt]),
             output_tokens=at.tokens(output, fields[output]),
@@ -152,8 +168,18 @@ def _read_csv(path: Path, file: Iterator[str]) -> _Read:
             slo=at.slo(fields.get("slo"), fields.get("tbt")) if "slo" in columns or "tbt" in columns else None,
         )
 
-    rows = [(reader.line_num, parse(fields, Place(path, reader.line_num))) for fields in reader]
+    rows = []
+    try:
+        for fields in reader:
+            rows.append((reader.line_num, parse(fields, Place(path, reader.line_num))))
+    except csv.Error as error:
+        raise TraceError(path, reader.line_num + 1, "", f"not CSV: {error}") from None
     return _Read(rows, time, time in COARSE)
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first of them, each cut to what a line can show."""
+    return ", ".join(repr(name[:40]) for name in names[:8]) + (", ..." if len(names) > 8 else "")
 
 
 # JSON lines
@@ -169,7 +195,7 @@ def _read_jsonl(path: Path, file: Iterator[str], keep_history: bool) -> _Read:
         at = Place(path, line)
         try:
             fields = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(path, line, "", f"not a JSON object: {error}") from None
         if not isinstance(fields, dict):
             raise TraceError(path, line, "", f"not a JSON object: {text.strip()[:40]}")
@@ -183,12 +209,12 @@ def _read_jsonl(path: Path, file: Iterator[str], keep_history: bool) -> _Read:
             blocks=at.hashes(fields.get("hash_ids", [])),
         )
         if qwen:
-            blocks_of[at.field(fields, "chat_id")] = row.blocks
-            history = blocks_of.get(fields.get("parent_chat_id"), ())
+            blocks_of[at.chat("chat_id", at.field(fields, "chat_id"))] = row.blocks
+            history = blocks_of.get(at.chat("parent_chat_id", fields.get("parent_chat_id", -1)), ())
             if row.label == "text" and history and not keep_history:
                 row = _without_history(row, len(history))
         rows.append((line, row))
-    hashed = bool(rows) and bool(rows[0][1].blocks)
+    hashed = any(row.blocks for _, row in rows)
     block_tokens = (QWEN_BLOCK if qwen else MOONCAKE_BLOCK) if hashed else 0
     return _Read(rows, "timestamp", coarse=not qwen, block_tokens=block_tokens)
 

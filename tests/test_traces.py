@@ -159,6 +159,19 @@ JSON = '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": []}\
             JSON + '{"timestamp": true, "input_length": 5, "output_length": 5}\n',
             "line 2, timestamp: True is not a number",
         ),
+        (CSV + "1,text,5,1e300\n", "line 3, output: 1e300 tokens are more than 100,000,000"),
+        (CSV + "1e300,text,5,5\n", "line 3, time: 1e300 is beyond any recording"),
+        (CSV + "1,text,5,5,7\n", "line 3: 1 more than the header's 4 fields"),
+        ("time,prompt,prompt,output\n0,5,6,5\n", "line 1, prompt: two columns of this name"),
+        (
+            "a;b\n",
+            "line 1, prompt_len: no column for prompt tokens: expected one of prompt_len, ContextTokens, prompt, "
+            "num_prefill_tokens, among 'a;b'",
+        ),
+        (CSV + "1," + 200_000 * "x" + ",5,5\n", "line 3: not CSV: field larger than field limit"),
+        (JSON + '{"a":' * 100_000, "line 2: not a JSON object: maximum recursion depth"),
+        (JSON + JSON.replace("5", 400 * "9", 1), "line 2, input_length: 9999"),
+        (QWEN.replace('"chat_id": 55', '"chat_id": [1]'), "line 1, chat_id: [1] is not the number or name of a chat"),
         (JSON + "[1]\n", "line 2: not a JSON object: [1]"),
         (JSON + '{"timestamp": 1', "line 2: not a JSON object: "),
         (JSON.replace("[]", '["a"]'), "line 1, hash_ids: not a list of whole numbers"),
@@ -178,8 +191,24 @@ def test_equal_times_can_be_taken_as_a_burst(write):
     assert [row.time for row in trace.rows] == [0.0, 0.0]
 
 
+def test_columns_may_be_set_off_by_spaces(write):
+    trace = read_trace(write("time, type, prompt, output\n0, text, 5, 6\n"))
+    assert trace.rows == (Row(5, 6, 0.0, "text"),)
+
+
+def test_milliseconds_since_1970_are_times(write):
+    line = '{"timestamp": %d, "input_length": 5, "output_length": 5}\n'
+    trace = read_trace(write(line % 1_790_000_000_000 + line % 1_790_000_000_250))
+    assert trace.rows[1].time == pytest.approx(0.25)
+
+
+def test_blocks_count_though_the_first_row_has_none(write):
+    trace = read_trace(write(JSON + JSON.replace("0,", "1,", 1).replace("[]", "[7]")))
+    assert trace.block_tokens == 512 and trace.rows[1].blocks == (7,)
+
+
 def test_what_is_not_text_is_told(tmp_path):
     path = tmp_path / "image.csv"
     path.write_bytes(b"prompt_len,output_len\n\xff\xfe\n")
-    with pytest.raises(TraceError, match="line 1: not UTF-8 text"):
+    with pytest.raises(TraceError, match="line 2: not UTF-8 text"):
         read_trace(path)
