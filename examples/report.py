@@ -130,7 +130,7 @@ def _row(findings: Findings, spot: Spot) -> list[str]:
         change,
         _number(means.get("met_per_s"), ".2f"),
         _number(means.get("ttft_p50_s"), ".3f", " s"),
-        _number(means.get("ttft_p99_s"), ".2f", " s"),
+        _number(means.get("ttft_p99_s"), ".3f", " s"),
         _number(means.get("blocking_mean_ms"), ".2f", " ms"),
         _number(means.get("blocking_max_ms"), ".1f", " ms"),
         _percent(means.get("utilisation"), 0),

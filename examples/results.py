@@ -7,6 +7,7 @@ that does not exist (a p99 of nothing, blocking where nothing was parked) is nul
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from statistics import pstdev
 from typing import Any, Literal
 
@@ -63,8 +64,11 @@ def fold_run(rows: RequestRows, busy: Busy) -> Record:
 
 def jain(values: Sequence[float]) -> float | None:
     """Jain's fairness index (Jain, Chiu, Hawe, 1984): the square of the sum over n times the sum of the squares."""
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else None
+    largest = max(values, default=0.0)
+    if not 0 < largest < inf:
+        return None
+    shares = [value / largest for value in values]  # whose squares neither overflow nor vanish
+    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
 
 
 def worst_class(record: Record, metric: Metric) -> tuple[str, float] | None:

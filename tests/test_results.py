@@ -58,6 +58,9 @@ def test_jain():
     assert jain([2.0, 2.0, 2.0]) == pytest.approx(1.0)
     assert jain([0.0, 0.0, 7.0, 0.0]) == pytest.approx(0.25)
     assert jain([]) is None
+    assert jain([0.0, 0.0]) is None
+    assert jain([1e300, 3e300]) == pytest.approx(0.8), "squares beyond all numbers"
+    assert jain([1e-300, 3e-300]) == pytest.approx(0.8), "squares below all numbers"
 
 
 def test_busy_counts_stretches_on_prefilling_instances_until_their_last_event():
