@@ -16,6 +16,7 @@ from models.architectures import ARCHITECTURES
 from models.config import ModelConfig
 from models.costs import ModelCosts, Volume, model_costs
 from models.decoder import Model
+from models.hub import ModelNotFound
 from models.load import load_config
 from scheduling.predictor import Extent, Predictor
 from scheduling.presets import System
@@ -54,7 +55,13 @@ class Deployment:
     def config(self) -> ModelConfig:
         if isinstance(self.model, ModelConfig):
             return self.model
-        return ARCHITECTURES[self.model] if self.model in ARCHITECTURES else load_config(self.model)
+        if self.model in ARCHITECTURES:
+            return ARCHITECTURES[self.model]
+        try:
+            return load_config(self.model)
+        except ModelNotFound:
+            others = "toy, toy-moe, smollm2, an existing folder, or org/name of the hub"
+            raise ModelNotFound(f"no model {self.model!r}: give {', '.join(ARCHITECTURES)}, {others}") from None
 
     @property
     def device(self) -> DeviceSpec:

@@ -61,7 +61,7 @@ def engine_from_args(args: argparse.Namespace, *, default_slo: SLO | None = None
 
     ValueError for every bad option or model, with a message fit to be shown.
     """
-    device = _device(args.device)
+    device = torch_device(args.device)
     for name in ("kv_gib", "park_gib"):
         if not 0 <= getattr(args, name) < 2**20:
             option = "--" + name.replace("_", "-")
@@ -92,7 +92,7 @@ def engine_from_args(args: argparse.Namespace, *, default_slo: SLO | None = None
     model = load_model(args.model, dtype=args.dtype, device=device)
     decode_model = None
     if args.decode_device is not None:
-        other = _device(args.decode_device)
+        other = torch_device(args.decode_device)
         if other == device:
             raise ValueError(f"--decode-device {args.decode_device} is where the prefills run: leave it out")
         decode_model = load_model(args.model, dtype=args.dtype, device=other)
@@ -101,7 +101,8 @@ def engine_from_args(args: argparse.Namespace, *, default_slo: SLO | None = None
     return Engine(model, replace(config, predictor=predictor), decode_model=decode_model)
 
 
-def _device(name: str) -> torch.device:
+def torch_device(name: str) -> torch.device:
+    """The device of that name, or for `auto` the best there is. ValueError if it is none, or not here."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

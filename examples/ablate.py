@@ -24,14 +24,15 @@ from pathlib import Path
 from engine.simulation import Deployment
 from examples.ablation import Ablation, carry_out
 from examples.backends import Machine, simulated
-from examples.command import Outputs, Parser, count, items, nonempty, positive, share
+from examples.command import Outputs, Parser, count, items, nonempty, picture, positive, share, whole
 from examples.experiment import Live, Load, Variant, load_digest, variant
 from examples.findings import Findings
 from examples.report import METRIC, csv_of, json_of, markdown, text
 from examples.runner import Cache, Carry, Cores, OneAtATime, Progress, Runner, cores
 from examples.slos import A800_1K_PREFILL
-from examples.workload import RECORDED, open_workload, parse_process
+from examples.workload import RECORDED, Recorded, open_workload, parse_process
 from examples.workload_options import add_workload_arguments, workload_options
+from scheduling.placement import Disaggregated
 
 LONGEST_SHARE = 0.9  # of a live model's context: what the longest prompt is scaled to, to leave room for its output
 
@@ -77,7 +78,7 @@ def argument_parser() -> Parser:
     group.add_argument("--trace", default="qwen", help="a file, or a generator of examples/workload.py (default qwen)")
     group.add_argument("--rates", type=items(positive), help="requests a second: a,b,c (default: the trace's own)")
     group.add_argument("--slo-scales", type=items(positive), default=[1.0], help="a,b,c (default 1)")
-    group.add_argument("--seeds", type=items(int), default=[0, 1, 2], help="a,b,c (default 0,1,2)")
+    group.add_argument("--seeds", type=items(whole), default=[0, 1, 2], help="a,b,c (default 0,1,2)")
     group.add_argument("--requests", type=count, help="in each run (default: 2,000 simulated, 100 live)")
     group.add_argument("--arrivals", default="poisson", help="poisson, gamma=CV or recorded (default %(default)s)")
     group.add_argument("--prompt-scale", type=positive, help="of prompt lengths (default: 1; live: so that they fit)")
@@ -91,13 +92,14 @@ def argument_parser() -> Parser:
     group.add_argument("--model", help="default: llama3-8b simulated, smollm2 live")
     group.add_argument("--device", help="default: a800-80g simulated; live: cpu")
     group.add_argument("--tp", type=count, help="devices of each instance (simulated only)")
-    group.add_argument("--prefill-instances", type=count, default=1)
-    group.add_argument("--decode-instances", type=count, default=1)
+    group.add_argument("--prefill-instances", type=count, default=1, help="or co-located ones (default 1)")
+    group.add_argument("--decode-instances", type=count, default=1, help="of systems that have some (default 1)")
     group.add_argument("--workers", type=count, help="processes (simulated only; default: all cores)")
     group.add_argument("--cache", type=Path, default=Path("out/ablate.cache.jsonl"), help="default %(default)s")
     group = parser.add_argument_group("results")
-    for output, what in (("json", "runs, knees and configuration"), ("csv", "a line for each run"), ("plot", "a PNG")):
-        group.add_argument(f"--{output}", type=Path, metavar="FILE", help=what)
+    group.add_argument("--json", type=Path, metavar="FILE", help="runs, knees and configuration")
+    group.add_argument("--csv", type=Path, metavar="FILE", help="a line for each run")
+    group.add_argument("--plot", type=picture, metavar="FILE.png", help="curves and knees")
     group.add_argument("--report", type=Path, metavar="FILE.md", help="one Markdown file, and its picture if no --plot")
     group.add_argument("--question", help="the report's title (default: made of the systems)")
     add_workload_arguments(parser)
@@ -111,6 +113,8 @@ def ablation_from(args: argparse.Namespace) -> Ablation:
         if live and getattr(args, option) is not None:
             raise ValueError(f"--{option} is for simulation: it has no meaning with --backend torch")
     variants = variants_from(args.systems, args.set, args.order)
+    if args.decode_instances > 1 and not any(isinstance(v.system.placement, Disaggregated) for v in variants):
+        raise ValueError("--decode-instances: none of these systems has any, all decode beside their prefills")
     backend: Deployment | Live
     instances = {"prefill_instances": args.prefill_instances, "decode_instances": args.decode_instances}
     if live:
@@ -123,10 +127,13 @@ def ablation_from(args: argparse.Namespace) -> Ablation:
     cv = parse_process(args.arrivals)
     if cv is RECORDED and len(args.seeds) > 1:
         raise ValueError("recorded arrivals are the same for every seed: give one of --seeds, or poisson arrivals")
+    requests = args.requests or (100 if live else 2000)
+    if cv is RECORDED and isinstance(workload, Recorded):
+        requests = min(requests, len(workload.trace.rows))  # what is sent is what the report says
     load = Load(
         source=args.trace,
         digest=load_digest(args.trace, workload),
-        requests=args.requests or (100 if live else 2000),
+        requests=requests,
         cv=cv,
         model=str(backend.model),
         prompt_scale=args.prompt_scale or 1.0,
@@ -134,18 +141,23 @@ def ablation_from(args: argparse.Namespace) -> Ablation:
         max_output=args.max_output,
         **options | {"slos": tuple(options["slos"].items())},
     )
-    load.arrivals(1.0, 1.0, args.seeds[0])  # ValueError for arrivals that the source does not have
     searching = args.knee is not None
     rates = args.rates or ([] if searching and args.min_slo is None else [workload.rate])
+    for end in (min, max):  # ValueError for arrivals that the source does not have, and for scales beyond all numbers
+        load.arrivals(end(rates, default=1.0), end(args.slo_scales), args.seeds[0])
     return Ablation(variants, backend, load, rates, args.slo_scales, args.seeds, args.metric, args.knee, args.min_slo)
 
 
 def variants_from(systems: Sequence[str], sets: Sequence[str], order: str | None) -> list[Variant]:
-    """The systems, and behind each its variants."""
+    """The systems, and behind each its variants. A variant's changes come after the system's own, and win."""
     variants = []
+    for words in (*systems, *sets):
+        keys = [word.partition("=")[0] for word in words.replace(",", " ").split()]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise ValueError(f"{words!r} says {twice} twice: --set once more is another variant")
     for system in systems:
-        words = system if order is None else f"{system} order={order}"
-        variants += [variant(words), *(variant(f"{words} {settings.replace(',', ' ')}") for settings in sets)]
+        name = system if order is None else f"{system} order={order}"
+        variants += [variant(name), *(variant(f"{name} {settings.replace(',', ' ')}") for settings in sets)]
     return list({each.name: each for each in variants}.values())
 
 

@@ -47,7 +47,7 @@ def renewal(seed: int, rate: float, cv: float = 1.0) -> Iterator[float]:
     if not 0 < rate < inf:
         raise ValueError(f"the arrival rate must be above 0 requests per second, got {rate:g}")
     if not 0 < cv < inf:
-        raise ValueError(f"the gaps' coefficient of variation must be above 0, got {cv:g}")
+        raise ValueError(f"the gaps' coefficient of variation must be a number above 0, got {cv:g}")
     random = Random(f"{seed}/arrivals")
     shape = 1 / cv**2
     time = 0.0
@@ -68,7 +68,7 @@ def scaled(
     """The same arrivals with prompt lengths, output lengths, SLOs and arrival times multiplied; no length below 1."""
     for name, factor in (("prompt", prompt), ("output", output), ("slo", slo), ("time", time)):
         if not 0 < factor < inf:
-            raise ValueError(f"the {name} scale must be above 0, got {factor:g}")
+            raise ValueError(f"the {name} scale must be {'finite' if factor == inf else 'above 0'}, got {factor:g}")
 
     def scale(arrival: Arrival) -> Arrival:
         outputs = max(1, round(arrival.output_tokens * output))

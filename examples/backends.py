@@ -10,6 +10,7 @@ from engine import simulation
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.metrics import RequestRows
+from engine.options import torch_device
 from engine.profile import load_or_measure
 from engine.simulation import Deployment, simulate
 from examples.arrivals import Arrival
@@ -51,8 +52,8 @@ class Machine:
 
     @classmethod
     def prepare(cls, live: Live) -> Machine:
-        """Load the model and measure its prefill (or look its profile up)."""
-        model = load_model(live.model, device=live.device)
+        """Load the model and measure its prefill (or look its profile up). ValueError for a device that is not here."""
+        model = load_model(live.model, device=torch_device(live.device))
         return cls(live, model, load_or_measure(model, live.model, EngineConfig().threads()[0]).predictor())
 
     def engine(self, variant: Variant) -> Engine:

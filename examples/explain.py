@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from string import ascii_uppercase
 
 from engine.simulation import Deployment, simulate
 from examples.arrivals import Arrival
 from examples.backends import simulated_arrival
-from examples.command import Outputs, Parser, count, items, nonempty, positive
+from examples.command import Outputs, Parser, count, items, nonempty, picture, positive, whole
 from examples.decisions import Choice, Decisions
 from examples.experiment import Variant, variant
 from examples.history import History
@@ -115,11 +114,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--decisions", type=count, default=100, help="to print (default %(default)s)")
     parser.add_argument("--arrivals", help="poisson, gamma=CV or recorded (default: recorded, if it has times)")
     parser.add_argument("--rate", type=positive, help="requests a second (default: the trace's own)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=whole, default=0)
     parser.add_argument("--model", default="llama3-8b", help="default %(default)s")
     parser.add_argument("--device", default="a800-80g", help="default %(default)s")
     parser.add_argument("--tp", type=count, default=1, help="devices of each instance")
-    parser.add_argument("--plot", type=Path, help="draw it into this PNG")
+    parser.add_argument("--plot", type=picture, metavar="FILE.png", help="draw it into this PNG")
     add_workload_arguments(parser)
     args = parser.parse_args(argv)
     with parser.user_errors():

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from engine import measure
 from engine.config import EngineConfig
 from engine.machine import MachineProfile
+from engine.options import torch_device
 from engine.profile import Profile, load_or_measure
 from examples.driving import run
 from models.load import load_model
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument("--cached", action="store_true", help="show the cached profile, if there is one")
     args = parser.parse_args()
     try:
-        model = load_model(args.model, dtype=args.dtype, device=args.device)
+        model = load_model(args.model, dtype=args.dtype, device=torch_device(args.device))
         config = EngineConfig(prefill_threads=args.threads, kv_bytes=KV_BYTES)
         profile = load_or_measure(model, args.model, config.threads()[0], fresh=not args.cached)
         show(profile)

@@ -25,7 +25,7 @@ import httpx
 
 from examples.arrivals import Arrival
 from examples.client import DIALECTS, Exchange, Server, exchange
-from examples.command import Outputs, Parser, count, items, positive
+from examples.command import Outputs, Parser, count, items, positive, whole
 from examples.experiment import Load, load_digest
 from examples.findings import Findings
 from examples.report import METRIC, csv_of, json_of, text
@@ -119,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     with parser.user_errors():
         outputs = Outputs(args.json, args.csv)
+        if args.api_key_env is not None and not os.environ.get(args.api_key_env):
+            raise ValueError(f"--api-key-env {args.api_key_env}: no such environment variable, or an empty one")
         options = workload_options(args)
         workload = open_workload(args.trace, model=args.slos_of, **options)
         cv = parse_process(args.arrivals)
@@ -164,7 +166,7 @@ def argument_parser() -> Parser:
     group.add_argument(
         "--slos-of", default="llama3-8b", metavar="MODEL", help="whose SLO classes (default %(default)s)"
     )
-    group.add_argument("--seeds", type=items(int), default=[0], help="a,b,c (default 0)")
+    group.add_argument("--seeds", type=items(whole), default=[0], help="a,b,c (default 0)")
     group.add_argument("--requests", type=count, default=100, help="in each run (default %(default)s)")
     group.add_argument("--seconds", type=positive, default=120.0, help="of arrivals at most (default %(default)s)")
     group.add_argument("--drain", type=positive, default=30.0, help="seconds to wait behind them (default %(default)s)")

@@ -18,25 +18,27 @@ from time import monotonic
 from typing import TextIO
 
 from examples.experiment import Run
-from examples.results import Record
+from examples.results import ATTAINMENT, Record
 
 Carry = Callable[[Run], Awaitable[Record]]
 
 
 class Cache:
-    """Records of finished runs by their keys. A last line cut short by a crash is no record."""
+    """Records of finished runs by their keys. A last line cut short by a crash is no record, nor is a damaged one."""
 
     def __init__(self, path: Path) -> None:
         """OSError if the file cannot be read or written."""
         self._records: dict[str, Record] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+", encoding="utf-8")  # until close()
+        self._file = path.open("a+", encoding="utf-8", errors="replace")  # until close()
         self._file.seek(0)
         content = self._file.read()
         for line in content.splitlines():
             try:
                 entry = json.loads(line)
-                self._records[entry["key"]] = entry["record"]
+                key, record = entry["key"], entry["record"]
+                if set(ATTAINMENT.values()) <= set(record):
+                    self._records[key] = dict(record)
             except (ValueError, KeyError, TypeError):
                 continue
         if content and not content.endswith("\n"):

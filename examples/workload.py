@@ -8,7 +8,7 @@ mooncake. Prints what its lengths and arrivals are like, by type; the picture is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Protocol
 
 from engine.metrics import percentile
 from examples.arrivals import Arrival, renewal, scaled
-from examples.command import Outputs, Parser, count, positive
+from examples.command import Outputs, Parser, count, picture, positive, whole
 from examples.lengths import ARXIV, AZURE, MOONCAKE, QWENTRACE, QWENTRACE_LONG, SHAREGPT, RequestType
 from examples.slos import slo_of, slo_table
 from examples.traces import Row, Trace, read_trace
@@ -26,6 +26,7 @@ from examples.workload_options import add_workload_arguments, workload_options
 from scheduling.request import SLO
 
 QWENTRACE_RATE = 2.746  # requests per second: 327 in 119.08 s
+MOST_CV = 100.0  # of gaps; far beyond it they are all 0 in floating point
 RECORDED = None  # in place of a coefficient of variation: the gaps as they are
 
 
@@ -133,11 +134,25 @@ def open_workload(
         slo_of(slo_class, table)
     made = generators(table)
     if source in made:
-        return made[source] if slo_class is None else _relabelled(made[source], slo_class)
+        generated = made[source] if slo_class is None else _relabelled(made[source], slo_class)
+        _refuse_unused(slos or {}, generated.name, generated.types)
+        return generated
     if not Path(source).exists():
         raise ValueError(f"no workload {source!r}: neither a file nor one of {', '.join(made)}")
     trace = read_trace(source, types=table, allow_equal_times=allow_equal_times, keep_history=keep_history)
-    return Recorded(trace, table, slo_class or "text")
+    default = slo_class or "text"
+    labels = dict.fromkeys(row.label or default for row in trace.rows)
+    _refuse_unused(slos or {}, trace.name, labels)
+    if slo_class is not None and slo_class not in labels:
+        raise ValueError(f"{trace.name} has types of its own, {', '.join(labels)}: --slo-class is for others")
+    return Recorded(trace, table, default)
+
+
+def _refuse_unused(slos: Mapping[str, SLO], name: str, labels: Iterable[str]) -> None:
+    """ValueError for targets of a type that nobody has: a slip of the pen, most likely."""
+    for label in slos:
+        if label not in labels:
+            raise ValueError(f"--slo {label}: {name} has no requests of that type; it has {', '.join(labels)}")
 
 
 def _relabelled(generated: Generated, label: str) -> Generated:
@@ -168,8 +183,8 @@ def parse_process(text: str) -> float | None:
         cv = float(value)
     except ValueError:
         cv = 0.0
-    if name != "gamma" or not cv > 0:
-        raise ValueError(f"arrivals {text!r} are none of poisson, gamma=CV (CV above 0), recorded")
+    if name != "gamma" or not 0 < cv <= MOST_CV:
+        raise ValueError(f"arrivals {text!r} are none of poisson, gamma=CV (above 0, at most {MOST_CV:g}), recorded")
     return cv
 
 
@@ -210,9 +225,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--requests", type=count, help="how many (default: all that are recorded; drawn: 2,000)")
     parser.add_argument("--arrivals", help="poisson, gamma=CV or recorded (default: recorded, if it has times)")
     parser.add_argument("--rate", type=positive, help="requests a second (default: the trace's own)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=whole, default=0)
     parser.add_argument("--model", default="llama3-8b", help="whose SLOs (default %(default)s)")
-    parser.add_argument("--plot", type=Path, help="draw lengths and arrivals into this PNG")
+    parser.add_argument("--plot", type=picture, metavar="FILE.png", help="draw lengths and arrivals into this PNG")
     add_workload_arguments(parser)
     args = parser.parse_args(argv)
     with parser.user_errors():

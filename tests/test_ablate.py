@@ -90,6 +90,8 @@ def test_every_set_adds_a_variant_of_every_system():
         ("flowprefill preempt=never", "NEVER", "SEDF"),
         ("flowprefill preempt=never preempt=layer order=edf", "LAYER", "EDF"),
     ]
+    with pytest.raises(ValueError, match="'preempt=layer,preempt=never' says preempt twice"):
+        ablate.variants_from(["flowprefill"], ["preempt=layer,preempt=never"], None)
     [only] = ablate.variants_from(["flowprefill"], [], "fcfs")
     assert (only.name, type(only.system.order).__name__) == ("flowprefill order=fcfs", "FCFS")
 
@@ -141,7 +143,7 @@ def test_the_cache_knows_a_run_by_all_its_figures_depend_on(tmp_path):
     renamed = Run(Variant("b", preset("flowprefill")), Deployment(), load, 2.0, 1.0, 0)
     assert renamed.key == base.key
     cache = Cache(tmp_path / "cache.jsonl")
-    cache.add(base, {**base.identity, "attainment": 0.5})
+    cache.add(base, {**base.identity, "ttft_attainment": 1.0, "tbt_attainment": 0.5, "attainment": 0.5})
     cache.close()
     again = Cache(tmp_path / "cache.jsonl")
     found = again.get(renamed)
@@ -174,6 +176,32 @@ def test_ones_own_order_is_told_by_its_file(tmp_path, monkeypatch):
     (tmp_path / "my_order.py").write_text(source.replace("-candidate", "candidate"))
     assert describe(mine.system)["order"] != words
     assert describe(plain.system) == describe(preset("flowprefill"))
+
+
+def test_a_damaged_cache_costs_what_is_damaged_and_no_more(tmp_path):
+    path = tmp_path / "cache.jsonl"
+    run = Run(Variant("a", preset("flowprefill")), Deployment(), Load("qwen", "digest", 10, 1.0), 2.0, 1.0, 0)
+    other = Run(Variant("a", preset("distserve")), Deployment(), Load("qwen", "digest", 10, 1.0), 2.0, 1.0, 0)
+    record = {**run.identity, "ttft_attainment": 1.0, "tbt_attainment": 0.5, "attainment": 0.5}
+    parts = [1], None, {}, {"attainment": 1.0}
+    damaged = [b"\xff\xfe", b"[1, 2]", b"null", b'{"key": ["a"], "record": {}}']
+    damaged += [json.dumps({"key": other.key, "record": part}).encode() for part in parts]
+    whole = json.dumps({"key": run.key, "record": record}).encode()
+    path.write_bytes(b"\n".join([*damaged, whole, whole[:40]]))
+    cache = Cache(path)
+    assert cache.get(run) == record and cache.get(other) is None
+    cache.add(other, record)
+    cache.close()
+    again = Cache(path)
+    assert again.get(run) == record and again.get(other) is not None
+    again.close()
+
+
+def test_the_report_says_how_many_were_sent(run, tmp_path):
+    trace, report = tmp_path / "few.csv", tmp_path / "a.md"
+    trace.write_text("t_s,prompt_len,output_len\n0,5,5\n1,5,2\n")
+    run("--systems", "flowprefill", "--trace", trace, "--arrivals", "recorded", "--seeds", "0", "--report", report)
+    assert "Requests: 2 a run from" in report.read_text()
 
 
 def test_changes_are_paired_by_seed():
@@ -273,6 +301,16 @@ def test_live(tmp_path, monkeypatch, capsys):
         (["--rates", "0"], "argument --rates: must be above 0, got 0"),
         (["--rates", "1,fast"], "argument --rates: 'fast' is not a number"),
         (["--slo-scales", "-1"], "argument --slo-scales: must be above 0, got -1"),
+        (["--rates", "1e-320"], "the time scale must be finite, got inf"),
+        (["--slo-scales", "1e308"], "slo.ttft must be a positive number of seconds, got inf"),
+        (["--seeds", "0,one"], "argument --seeds: 'one' is not a whole number"),
+        (["--slo", "txet=100,100"], "--slo txet: qwen has no requests of that type; it has text, image, search, file"),
+        (["--systems", "layered,sarathi", "--decode-instances", "2"], "--decode-instances: none of these systems has"),
+        (["--plot", "a.pdf"], "argument --plot: 'a.pdf' does not end in .png"),
+        (["--json", "same", "--csv", "same"], "same: two outputs cannot be the same file"),
+        (["--plot", "same.png", "--report", "same.png"], "same.png: two outputs cannot be the same file"),
+        (["--json", "x" * 300], "File name too long"),
+        (["--backend", "torch", "--model", "toy", "--device", "abacus"], "--device abacus: not a device torch knows"),
         (["--knee", "1.5"], "argument --knee: must be above 0 and at most 1, got 1.5"),
         (["--requests", "0"], "argument --requests: must be at least 1, got 0"),
         (["--set", "speed=more"], "speed"),
@@ -285,7 +323,7 @@ def test_live(tmp_path, monkeypatch, capsys):
             "recorded arrivals are the same for every",
         ),
         (["--arrivals", "recorded", "--seeds", "0"], "qwen is a generator and has no recorded arrivals"),
-        (["--model", "no-such-model"], "no-such-model"),
+        (["--model", "no-such-model"], "no model 'no-such-model': give llama3-8b, "),
         (["--device", "abacus"], "no device called 'abacus'; there are: a"),
         (["--model", "llama3-70b"], "llama3-70b with tp 1 leaves no memory"),
         (["--backend", "torch", "--tp", "2"], "--tp is for simulation"),

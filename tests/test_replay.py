@@ -237,6 +237,7 @@ def test_a_key_is_taken_from_the_environment(scripted, monkeypatch):
         (["--url", "http://127.0.0.1:9/v1"], "http://127.0.0.1:9/v1/models: "),
         (["--url", "{other}"], "/other/models does not answer like OpenAI's API"),
         (["--url", "{url}", "--model", "gone"], "has no model gone: it has m, n"),
+        (["--url", "{url}", "--api-key-env", "NO_SUCH_KEY"], "--api-key-env NO_SUCH_KEY: no such environment variable"),
         (["--url", "{url}", "--rates", "0"], "argument --rates: must be above 0, got 0"),
         (["--url", "{url}", "--trace", "missing.csv"], "no workload 'missing.csv'"),
         (["--url", "{url}", "--arrivals", "recorded"], "qwen is a generator and has no recorded arrivals"),

@@ -201,6 +201,13 @@ def test_requests_without_a_type_get_the_one_asked_for(tmp_path):
         (lambda rows: open_workload("azure", slo_class="video"), "type 'video' is none of text, image, search, file"),
         (lambda rows: open_workload("qwen", slo_class="file"), "qwen has types of its own, text, image, search, file"),
         (lambda rows: qwen(3, cv=RECORDED), "qwen is a generator and has no recorded arrivals"),
+        (
+            lambda rows: open_workload("azure", slos={"search": SLO(1.0)}),
+            "--slo search: azure has no requests of that type; it has text",
+        ),
+        (lambda rows: open_workload(rows, slos={"video": SLO(1.0)}), "--slo video: .* has no requests of that type"),
+        (lambda rows: open_workload(rows, slo_class="file"), "has types of its own, text, search: --slo-class is for"),
+        (lambda rows: parse_process("gamma=1e9"), "'gamma=1e9' are none of .* at most 100"),
         (lambda rows: parse_process("gamma=0"), "'gamma=0' are none of poisson, gamma=CV"),
         (lambda rows: parse_process("burst"), "'burst' are none of poisson"),
     ],
@@ -262,7 +269,8 @@ def test_the_command_tells_what_is_wrong_in_one_line_and_writes_nothing(
 
 def test_a_place_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        workload.main(["qwen", "--plot", str(tmp_path)])
+        (tmp_path / "a.png").mkdir()
+        workload.main(["qwen", "--plot", str(tmp_path / "a.png")])
     printed = capsys.readouterr()
-    assert f"workload: error: {tmp_path}: is a directory, not a file to write" in printed.err
+    assert f"workload: error: {tmp_path}/a.png: is a directory, not a file to write" in printed.err
     assert printed.out == ""
