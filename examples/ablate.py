@@ -18,6 +18,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,8 +53,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         cache = Cache(args.cache)
     try:
         findings = asyncio.run(experiment(ablation, machine, cache, args.workers or cores()))
-    except KeyboardInterrupt:
-        parser.exit(130, f"{parser.prog}: stopped; the same command goes on from here, with what {args.cache} has\n")
+    except (KeyboardInterrupt, BrokenProcessPool) as stop:
+        code, why = (
+            (130, "stopped") if isinstance(stop, KeyboardInterrupt) else (1, "a process was killed, from outside")
+        )
+        parser.exit(code, f"{parser.prog}: {why}; the same command goes on from here, with what {args.cache} has\n")
     finally:
         cache.close()
     print(text(findings))

@@ -93,13 +93,17 @@ async def experiment(args: argparse.Namespace, server: Server, load: Load, rates
     runs: list[Record] = []
     async with client(args) as connection:
         for scale, rate, seed in product(args.slo_scales, rates, args.seeds):
-            arrivals = [arrival for arrival in load.arrivals(rate, scale, seed) if arrival.time <= args.seconds]
+            drawn = load.arrivals(rate, scale, seed)
+            arrivals = [arrival for arrival in drawn if arrival.time <= args.seconds]
+            place = f"{rate:g} requests a second, seed {seed}"
+            if unsent := len(drawn) - len(arrivals):
+                print(f"  {place}: {unsent} of {len(drawn)} are due after {args.seconds:g} s (--seconds), and not sent")
             began = perf_counter()
             exchanges = await replay(connection, server, arrivals, seed=seed, drain=args.drain)
             identity = {"system": name, "rate": rate, "slo_scale": scale, "seed": seed}
             runs.append({**identity, **record(exchanges, perf_counter() - began)})
             for line in errors(exchanges):
-                print(f"  {rate:g} requests a second, seed {seed}: {line}")
+                print(f"  {place}: {line}")
     config: dict[str, Any] = {
         "systems": {name: {"url": args.url, "model": server.model, "dialect": server.dialect.name}},
         "backend": "client",
@@ -139,7 +143,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         load.arrivals(1.0, 1.0, args.seeds[0])  # ValueError for arrivals that the source does not have
         server = asyncio.run(meet(args))
-    findings = asyncio.run(experiment(args, server, load, args.rates or [workload.rate]))
+    try:
+        findings = asyncio.run(experiment(args, server, load, args.rates or [workload.rate]))
+    except KeyboardInterrupt:
+        parser.exit(130, f"{parser.prog}: stopped; nothing has been written\n")
     print(text(findings))
     if args.json is not None:
         outputs.add(args.json, json_of(findings))

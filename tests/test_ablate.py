@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+from concurrent.futures.process import BrokenProcessPool
 from types import SimpleNamespace
 
 import pytest
@@ -176,6 +177,23 @@ def test_ones_own_order_is_told_by_its_file(tmp_path, monkeypatch):
     (tmp_path / "my_order.py").write_text(source.replace("-candidate", "candidate"))
     assert describe(mine.system)["order"] != words
     assert describe(plain.system) == describe(preset("flowprefill"))
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "why"),
+    [(KeyboardInterrupt, 130, "stopped"), (BrokenProcessPool, 1, "a process was killed, from outside")],
+)
+def test_one_that_is_stopped_says_how_to_go_on(run, tmp_path, monkeypatch, capsys, stop, code, why):
+    async def stopped(*_):
+        raise stop
+
+    monkeypatch.setattr(ablate, "experiment", stopped)
+    with pytest.raises(SystemExit) as exit:
+        run("--json", tmp_path / "a.json")
+    assert exit.value.code == code
+    cache = tmp_path / "cache.jsonl"
+    assert capsys.readouterr().err == f"ablate: {why}; the same command goes on from here, with what {cache} has\n"
+    assert list(tmp_path.iterdir()) == [cache]
 
 
 def test_a_damaged_cache_costs_what_is_damaged_and_no_more(tmp_path):

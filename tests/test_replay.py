@@ -215,12 +215,26 @@ def test_our_own_server_gets_the_slos_and_the_lengths(tmp_path, capsys):
     assert "attainment" in printed and "against" not in printed
 
 
-def test_it_is_bounded_in_time(scripted, tmp_path):
+def test_it_is_bounded_in_time(scripted, tmp_path, capsys):
     out = tmp_path / "a.json"
     arguments = ["--url", scripted.url, "--rates", "10", "--requests", "50", "--seconds", "0.5", "--max-output", "1"]
     replay.main([*arguments, "--drain", "2", "--dialect", "vllm", "--prompt-scale", "0.01", "--json", str(out)])
     [run] = json.loads(out.read_text())["runs"]
     assert 0 < run["requests"] == len(scripted.bodies) < 15
+    told = f"seed 0: {50 - run['requests']} of 50 are due after 0.5 s (--seconds), and not sent"
+    assert told in capsys.readouterr().out
+
+
+def test_one_that_is_interrupted_says_so_and_writes_nothing(scripted, tmp_path, monkeypatch, capsys):
+    async def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replay, "experiment", interrupted)
+    with pytest.raises(SystemExit) as exit:
+        replay.main(["--url", scripted.url, "--json", str(tmp_path / "a.json")])
+    assert exit.value.code == 130
+    assert capsys.readouterr().err == "replay: stopped; nothing has been written\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_key_is_taken_from_the_environment(scripted, monkeypatch):
