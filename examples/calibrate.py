@@ -9,6 +9,8 @@ engine/hardware.py holds the result. It was fitted before any figure of the pape
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.calibration import (
     FITTED,
     LLAMA3_8B_ON_A800,
@@ -19,11 +21,13 @@ from engine.calibration import (
     prefill_seconds,
 )
 from engine.hardware import DEVICES, DeviceSpec
+from examples.command import Parser
 from models.architectures import ARCHITECTURES
 from models.costs import model_costs
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    Parser("calibrate", __doc__).parse_args(argv)  # --help, and no other option
     llama_on_a800()
     print()
     qwen_on_h100()

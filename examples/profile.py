@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 
 from engine import measure
@@ -11,6 +9,7 @@ from engine.config import EngineConfig
 from engine.machine import MachineProfile
 from engine.options import torch_device
 from engine.profile import Profile, load_or_measure
+from examples.command import Parser
 from examples.driving import run
 from models.load import load_model
 from scheduling.predictor import Extent
@@ -18,8 +17,8 @@ from scheduling.predictor import Extent
 KV_BYTES = 1 << 30  # of the engine that decodes while it is measured
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser("profile", __doc__)
     parser.add_argument("--model", default="smollm2", help="toy, toy-moe, smollm2, a folder, or org/name of the hub")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--device", default="cpu")
@@ -28,18 +27,14 @@ def main() -> int:
         "--operators", action="store_true", help="also what the simulator needs: operators, decode steps, slowdowns"
     )
     parser.add_argument("--cached", action="store_true", help="show the cached profile, if there is one")
-    args = parser.parse_args()
-    try:
+    args = parser.parse_args(argv)
+    with parser.user_errors():
         model = load_model(args.model, dtype=args.dtype, device=torch_device(args.device))
         config = EngineConfig(prefill_threads=args.threads, kv_bytes=KV_BYTES)
         profile = load_or_measure(model, args.model, config.threads()[0], fresh=not args.cached)
         show(profile)
         if args.operators:
             show_machine(run(measure.load_or_measure(model, args.model, config, fresh=not args.cached)))
-    except ValueError as error:
-        print(f"profile: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def show(profile: Profile) -> None:
@@ -79,4 +74,4 @@ def _shape(parts: Sequence[Extent]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from examples import calibrate, profile
 from examples.command import Outputs, Parser, count, items, positive, share
 
 
@@ -93,3 +94,29 @@ def test_lists_of_values():
     ]:
         with pytest.raises(argparse.ArgumentTypeError, match=error):
             items(kind)(text)
+
+
+@pytest.mark.parametrize("command", [calibrate, profile])
+@pytest.mark.parametrize("arguments", [["--no-such-option"], ["surplus"]])
+def test_no_command_ignores_what_it_is_told(command, arguments, capsys):
+    with pytest.raises(SystemExit) as exit:
+        command.main(arguments)
+    printed = capsys.readouterr()
+    assert exit.value.code == 2 and printed.out == ""
+    assert printed.err == f"{command.__name__.split('.')[1]}: error: unrecognized arguments: {arguments[0]}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--model", "nowhere"], "no model 'nowhere'"),
+        (["--model", "toy", "--device", "abacus"], "--device abacus: not a device torch knows"),
+        (["--model", "toy", "--threads", "-1"], "prefill_threads must be 0 or more"),
+    ],
+)
+def test_a_profile_that_cannot_be_taken_is_told_in_one_line(arguments, error, capsys):
+    with pytest.raises(SystemExit) as exit:
+        profile.main(arguments)
+    printed = capsys.readouterr().err
+    assert exit.value.code == 2 and printed.count("\n") == 1
+    assert printed.startswith(f"profile: error: {error}")
