@@ -14,6 +14,8 @@ from examples.findings import Findings, Spot
 from examples.palette import FAINT, INK, LINES, MARKERS, SEQUENCE, png
 from examples.report import METRIC
 
+MOST_OF_A_BAR = 2.0  # how far an interval is drawn, in lengths of the longest bar
+
 
 def plot(findings: Findings) -> bytes:
     """A PNG. A curve at the first SLO scale (or rate, of the other panel), with bands of 95 % over seeds."""
@@ -99,19 +101,24 @@ def _curves(axes: Axes, findings: Findings, spots: Sequence[Spot], across: str, 
 
 
 def _bars(axes: Axes, findings: Findings, name: str) -> None:
-    """At the first SLO scale, or the first rate: value, interval, and times the first system's."""
+    """At the first SLO scale, or the first rate: value, interval, and times the first system's. An interval that would
+    dwarf the bars is cut off, with an arrow."""
     knees = name == "knees"
     at, value = ("slo_scale", "rate") if knees else ("rate", "slo_scale")
     first = (findings.slo_scales if knees else findings.rates)[0]
     entries = [entry for entry in (findings.knees if knees else findings.min_slo) if entry[at] == first]
-    longest = max((entry["high"] or entry[value] or 0.0 for entry in entries), default=1.0) or 1.0
+    longest_bar = max((entry[value] or 0.0 for entry in entries), default=0.0) or 1.0
+    longest = min(MOST_OF_A_BAR * longest_bar, max([longest_bar, *(entry["high"] or 0.0 for entry in entries)]))
     for row, entry in enumerate(entries):
         colour, *_ = _style(findings, entry["system"])
         length = entry[value] or 0.0
         axes.barh(row, length, 0.6, color=colour, linewidth=0)
         if entry["low"] is not None and entry["high"] is not None:
-            axes.plot([entry["low"], entry["high"]], [row, row], color=INK, linewidth=1.2)
-        end = max(length, entry["high"] or 0.0)
+            shown = min(entry["high"], longest)
+            axes.plot([entry["low"], shown], [row, row], color=INK, linewidth=1.2)
+            if shown < entry["high"]:
+                axes.plot([shown], [row], marker=">", color=INK, ms=5)
+        end = max(length, min(entry["high"] or 0.0, longest))
         label = "none" if entry[value] is None else f"{entry[value]:.3g}"
         if row and entry["times"] is not None:
             label += f"  ({entry['times']:.2g}x{'' if knees else ' as tight'})"

@@ -140,7 +140,8 @@ def _row(findings: Findings, spot: Spot) -> list[str]:
 
 
 def _searched(findings: Findings, found: Sequence[Any], at: str, value: str, at_head: str, value_head: str) -> Table:
-    heads = [at_head, "system", value_head, "95 % interval", f"times {findings.systems[0]}"]
+    times_head = f"times {'' if value == 'rate' else 'as tight as '}{findings.systems[0]}"
+    heads = [at_head, "system", value_head, "95 % interval", times_head]
     rows = []
     for entry in found:
         found_value = _number(entry[value], ".3g")
