@@ -18,12 +18,15 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from engine.deployment import Deployment
+from engine.timing import pass_seconds
 from examples.figures.figure import Claim, Figure, Row
 from examples.figures.study import TARGET, Curve, Study, curved, for_each, generated, searched, times
 from examples.figures.style import LEGEND, attainment_axis, headline, line, ratio_axis, tidy
 from examples.figures.workers import Workers
 from examples.palette import INK, png
 from examples.search import Edge, ratio
+from examples.slos import slo_table
+from models.costs import Volume
 
 REQUESTS = 327  # a run, as many as the paper's two minutes of the trace have
 SEEDS = (1, 2, 3, 4)
@@ -44,6 +47,10 @@ class Setup:
     model: str
     tp: int
     load: float
+
+    @property
+    def deployment(self) -> Deployment:
+        return Deployment(model=self.model, hardware="a800-80g", tp=self.tp)
 
 
 SETUPS = (
@@ -80,8 +87,7 @@ class Found:
 
 
 def study_of(workers: Workers, setup: Setup) -> Study:
-    deployment = Deployment(model=setup.model, hardware="a800-80g", tp=setup.tp)
-    return Study(workers, deployment, generated("qwen", REQUESTS, setup.model), SEEDS)
+    return Study(workers, setup.deployment, generated("qwen", REQUESTS, setup.model), SEEDS)
 
 
 async def measure(workers: Workers, setup: Setup) -> Found:
@@ -153,8 +159,10 @@ def claims(found: Sequence[Found], half: tuple[float, float]) -> list[Claim]:
             holds=min(first for first, _ in chunked) >= 2.0 and min(second for _, second in chunked) >= 4.5,
             why=(
                 f"{nearer(chunked[0], fcfs[0])} reproduces the paper's ratios best for Llama3-8B. Under FCFS, vLLM's "
-                "order, chunks gain nothing: whoever comes waits for a long prompt's later chunks all the same. With "
-                "the longer targets of the larger models (a guess for 70B) one chunk of 2,048 is no long wait"
+                "order, chunks gain nothing: whoever comes waits for a long prompt's later chunks all the same. Under "
+                "S-EDF one chunk of 2,048 tokens is to be waited for, which takes "
+                + ", ".join(f"{chunk_over_target(each.setup):.0%}" for each in found)
+                + " of a text's target (a guess for 70B)"
             ),
         ),
         Claim(
@@ -167,6 +175,12 @@ def claims(found: Sequence[Found], half: tuple[float, float]) -> list[Claim]:
             ),
         ),
     ]
+
+
+def chunk_over_target(setup: Setup) -> float:
+    """How long 2,048 tokens take, over a text's TTFT target."""
+    timing, layers = setup.deployment.timing, setup.deployment.config.num_layers
+    return pass_seconds(timing, layers, Volume.of(0, 2048, 1)) / (slo_table(setup.model)["text"].ttft or 1.0)
 
 
 def nearer(urgent: tuple[float, float], fcfs: tuple[float, float]) -> str:
