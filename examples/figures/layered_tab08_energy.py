@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import matplotlib.pyplot as plt
+import numpy as np
 
+from engine.hardware import DEVICES
 from examples.figures.figure import Claim, Figure
 from examples.figures.layered import CHUNKED, LAYERED, REQUESTS, SEEDS, SETTING, Outcome, change, deployment, outcome
+from examples.figures.layered_tab02_tradeoff import RATES
+from examples.figures.layered_tab02_tradeoff import chunked as of_size
 from examples.figures.style import SYSTEMS, tidy
 from examples.figures.workers import Workers
 from examples.palette import INK, png
@@ -19,7 +23,8 @@ SAME = 0.09  # less at the same rate
 
 
 async def make(workers: Workers) -> Figure:
-    served = await asyncio.gather(*(outcome(workers, preset(system), "arxiv", rate) for system, rate, _ in RUNS))
+    runs = [outcome(workers, preset(system), "arxiv", rate) for system, rate, _ in RUNS]
+    *served, large = await asyncio.gather(*runs, outcome(workers, of_size(2048), "arxiv", RATES[2048]))
     chunked, layered, limit = served
     same, own = change(chunked.energy, layered.energy), change(chunked.energy, limit.energy)
     return Figure(
@@ -31,7 +36,7 @@ async def make(workers: Workers) -> Figure:
                 f"{1e3 * chunked.energy:.1f} -> {1e3 * layered.energy:.1f} mJ ({100 * same:.0f} %) at 1.3 requests a "
                 "second",
                 holds=same <= -SAME,
-                why="" if same <= -SAME else split(chunked, layered),
+                why="" if same <= -SAME else split(chunked, layered, large),
             ),
             Claim(
                 "56.6 mJ at 1.3 requests a second -> 44.2 mJ at 1.6, the highest rate of each in time (-22 %)",
@@ -54,27 +59,33 @@ async def make(workers: Workers) -> Figure:
     )
 
 
-def split(chunked: Outcome, layered: Outcome) -> str:
-    """What cannot fall at the same rate, what does, and what a byte would have to take to make up for it."""
-    device = deployment().device
-    static = deployment().tp * device.static_watts * sum(run.seconds for run in chunked.runs) / tokens(chunked)
-    saved = moved(chunked) - moved(layered)
-    needed = device.joules_per_byte + (layered.energy - (1 - SAME) * chunked.energy) / saved
+def split(chunked: Outcome, layered: Outcome, large: Outcome) -> str:
+    """What cannot fall at the same rate, what does, and what it would be if bytes took more and static power less."""
+    device, less = deployment().device, DEVICES["h100-80g"].static_watts
+    static = device.static_watts * spent(chunked)[0]
+    saved = spent(chunked)[2] - spent(layered)[2]
+    runs = [spent(chunked), spent(large)]
+    dynamic = [each.energy - less * terms[0] for each, terms in zip((chunked, large), runs, strict=True)]
+    coefficients = less, *np.linalg.solve([terms[1:] for terms in runs], dynamic)
+    otherwise = np.dot(coefficients, spent(layered)) / np.dot(coefficients, spent(chunked)) - 1
     return (
         f"{1e3 * static:.0f} of the {1e3 * chunked.energy:.0f} mJ are static power, which the rate decides; of bytes "
-        f"moved {100 * saved / moved(chunked):.0f} % are saved, worth {1e3 * saved * device.joules_per_byte:.1f} mJ at "
-        f"{1e12 * device.joules_per_byte:.0f} pJ each, which is the memory's part alone; {1e12 * needed:.0f} pJ would "
-        "make it 9 %. Runs of chunks, the only ones fitted to, cannot tell energy of bytes from static power"
+        f"moved {100 * saved / spent(chunked)[2]:.0f} % are saved, worth {1e3 * saved * device.joules_per_byte:.1f} mJ "
+        f"at {1e12 * device.joules_per_byte:.0f} pJ each. Runs of chunks, the only ones fitted to, cannot tell the two "
+        f"apart: with {less:.0f} W, as assumed of other H100s, not {device.static_watts:.0f}, they would give a byte "
+        f"{1e12 * coefficients[2]:.0f} pJ, and groups {100 * otherwise:.0f} %"
     )
 
 
-def tokens(each: Outcome) -> int:
-    return sum(row.prompt_tokens + row.output_tokens for row in each.rows)
-
-
-def moved(each: Outcome) -> float:
-    """Bytes for each token."""
-    return sum(run.counters.bytes for run in each.runs) / tokens(each)
+def spent(each: Outcome) -> tuple[float, float, float]:
+    """Device seconds, FLOPs and bytes for each token."""
+    tokens = sum(row.prompt_tokens + row.output_tokens for row in each.rows)
+    totals = (
+        deployment().tp * sum(run.seconds for run in each.runs),
+        sum(run.counters.flops for run in each.runs),
+        sum(run.counters.bytes for run in each.runs),
+    )
+    return totals[0] / tokens, totals[1] / tokens, totals[2] / tokens
 
 
 def plot(served: list[Outcome]) -> bytes:
