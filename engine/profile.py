@@ -1,8 +1,8 @@
 """Measure this machine's prefill, and fit the TTFT predictor to it.
 
 FlowPrefill profiles 45 lengths and fits a cubic of the token count. Here the terms are those of the work (see
-scheduling/predictor.py): three coefficients instead of four, right also for merged prompts and for later chunks, and
-fitted by relative error, so that a short prompt counts as much as a long one. The fit is kept in the user's cache with
+scheduling/predictor.py): as many coefficients, but right also for merged prompts and for later chunks, and fitted by
+relative error, so that a short prompt counts as much as a long one. The fit is kept in the user's cache with
 what it was measured on, and is measured again when any of that changes.
 """
 
@@ -52,6 +52,7 @@ SHAPES: tuple[tuple[Extent, ...], ...] = (
 _REPEATS = 5
 _SECONDS_PER_SHAPE = 2.5  # a shape that takes long is repeated less often
 _BLOCK_SIZE = 16
+_FEWEST = 3  # samples that the terms are fitted to
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +75,28 @@ class Profile:
 
 
 def fit(samples: Sequence[Sample]) -> Predictor:
-    """Least squares on the relative error, with no negative coefficient. ValueError for fewer than three samples."""
-    if len(samples) < 3:
-        raise ValueError(f"a predictor is fitted to at least 3 samples, got {len(samples)}")
+    """Least squares on the relative error, with no negative coefficient. ValueError for fewer than three samples.
+
+    Of the ways to call the fastest few samples the floor, or none, and to fit the terms to the others, the best.
+    """
+    if len(samples) < _FEWEST:
+        raise ValueError(f"a predictor is fitted to at least {_FEWEST} samples, got {len(samples)}")
+    samples = sorted(samples, key=lambda sample: sample.seconds)
     seconds = np.array([sample.seconds for sample in samples])
     terms = np.array([_terms(sample.parts) for sample in samples])
-    coefficients = fit_terms(terms, seconds)
-    errors = np.abs(terms @ coefficients / seconds - 1)
+
+    def of(fastest: int) -> tuple[float, Floats, Floats]:
+        """Floor, coefficients, and the relative errors of both together."""
+        ones = np.ones((fastest, 1))
+        floor = float(fit_terms(ones, seconds[:fastest])[0]) if fastest else 0.0
+        coefficients = fit_terms(terms[fastest:], seconds[fastest:])
+        return floor, coefficients, np.maximum(floor, terms @ coefficients) / seconds - 1
+
+    fits = [of(fastest) for fastest in range(len(samples) - _FEWEST + 1)]
+    floor, coefficients, errors = min(fits, key=lambda fit: float(fit[2] @ fit[2]))
     per_step, per_token, per_pair = (float(c) for c in coefficients)
-    return Predictor(per_step, per_token, per_pair, float(errors.mean()), float(errors.max()))
+    errors = np.abs(errors)
+    return Predictor(per_step, per_token, per_pair, floor, float(errors.mean()), float(errors.max()))
 
 
 def fit_terms(terms: Floats, seconds: Floats) -> Floats:

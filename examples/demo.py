@@ -100,13 +100,7 @@ async def calibrate(engine: Engine, predictor: Predictor, arrivals: Sequence[Arr
     await engine.start()
     await replay(engine, burst, drain_seconds=60.0)
     await engine.stop()
-    slower = slowdown(history, predictor)
-    return replace(
-        predictor,
-        per_step=predictor.per_step * slower,
-        per_token=predictor.per_token * slower,
-        per_pair=predictor.per_pair * slower,
-    )
+    return predictor.scaled(slowdown(history, predictor))
 
 
 def slowdown(history: History, predictor: Predictor) -> float:

@@ -47,6 +47,7 @@ def show(profile: Profile) -> None:
         print(f"{_shape(sample.parts):>24}  {sample.seconds * 1e3:>7.1f} ms  {predicted * 1e3:>7.1f} ms  {error:+.1%}")
     print(
         f"\nseconds = {predictor.per_step:.3g} + {predictor.per_token:.3g} * tokens + {predictor.per_pair:.3g} * pairs"
+        f", at least {predictor.floor:.3g}"
         f"    mean error {predictor.error_mean:.1%}, largest {predictor.error_max:.1%}"
     )
 

@@ -3,16 +3,18 @@
 FlowPrefill fits a polynomial of the batch's total tokens. That over-predicts merged short prompts, because attention
 is quadratic in each prompt, not in their sum. The terms here are those of the work itself:
 
-    seconds = per_step + per_token * tokens + per_pair * (query, key) pairs
+    seconds = max(floor, per_step + per_token * tokens + per_pair * (query, key) pairs)
 
-where a prompt of n new tokens after c cached ones has n * c + n * (n + 1) / 2 pairs. The fit lives in
-engine/profile.py; its error is kept beside the coefficients.
+where a prompt of n new tokens after c cached ones has n * c + n * (n + 1) / 2 pairs. The floor is what a pass takes
+however little it computes: to launch its kernels, or to read the weights. Without it the straight part is bent to meet
+short passes, and then falls short of batches. The fit lives in engine/profile.py; its error is kept beside the
+coefficients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 # One sequence's share of a forward pass: (tokens already cached, new tokens).
@@ -52,11 +54,12 @@ class Predictor:
     per_step: float
     per_token: float
     per_pair: float = 0.0
+    floor: float = 0.0
     error_mean: float = 0.0
     error_max: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("per_step", "per_token", "per_pair"):
+        for name in ("per_step", "per_token", "per_pair", "floor"):
             if getattr(self, name) < 0:
                 raise ValueError(f"predictor.{name} must not be negative, got {getattr(self, name)}")
 
@@ -68,4 +71,11 @@ class Predictor:
 
     def seconds(self, load: Load) -> float:
         rows, pairs = load
-        return self.per_step + self.per_token * rows + self.per_pair * pairs if rows else 0.0
+        if not rows:
+            return 0.0
+        return max(self.floor, self.per_step + self.per_token * rows + self.per_pair * pairs)
+
+    def scaled(self, factor: float) -> Predictor:
+        """Of a device on which everything takes `factor` times as long."""
+        terms = {name: factor * getattr(self, name) for name in ("per_step", "per_token", "per_pair", "floor")}
+        return replace(self, **terms)

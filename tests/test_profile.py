@@ -21,6 +21,23 @@ def test_the_fit_recovers_the_coefficients_it_was_made_from() -> None:
     assert found.per_token == pytest.approx(truth.per_token)
     assert found.per_pair == pytest.approx(truth.per_pair)
     assert found.error_max < 1e-6
+    assert found.floor <= truth([(0, 16)]) * 1.000001
+
+
+def test_what_short_passes_take_at_least_does_not_bend_the_rest() -> None:
+    truth = Predictor(per_step=0.004, per_token=3e-4, per_pair=2e-8, floor=0.05)
+    found = fit([Sample(shape, truth(shape)) for shape in SHAPES])
+    assert found.floor == pytest.approx(0.05) and found.error_max < 1e-6
+    for shape in (((0, 100),), ((0, 300),) * 8, ((2000, 700),)):
+        assert found(shape) == pytest.approx(truth(shape))
+    assert found([]) == 0.0
+
+
+def test_on_another_device_everything_takes_so_much_longer() -> None:
+    predict = Predictor(per_step=0.02, per_token=3e-4, per_pair=2e-8, floor=0.05, error_mean=0.1)
+    for shape in SHAPES:
+        assert predict.scaled(1.5)(shape) == pytest.approx(1.5 * predict(shape))
+    assert predict.scaled(1.5).error_mean == 0.1
 
 
 def test_no_coefficient_is_negative_and_the_error_is_reported() -> None:
