@@ -47,7 +47,7 @@ PASSES: tuple[tuple[Extent, ...], ...] = (
     ((0, 128),) * 4,
 )
 STEPS = ((1, 64), (2, 64), (4, 64), (8, 64), (16, 64), (32, 64), (8, 768))  # (sequences, tokens of context)
-BESIDE = ((16, 64, 192, 512), (1, 8, 24))  # (prefilled tokens, decoding sequences) of which each slows the other
+BESIDE = ((16, 64, 192, 512), (1, 8, 16))  # (prefilled tokens, decoding sequences) of which each slows the other
 _ROUNDS = 4
 _BLOCK_SIZE = 16
 

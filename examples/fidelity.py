@@ -3,9 +3,10 @@
     python -m examples.fidelity [--seconds 60] [--json FILE]
 
 1. Measure this machine: operators, decode steps, and what prefills and decodes cost each other (engine/measure.py);
-   once for disaggregated systems, where each has cores of its own, and once for co-located ones, where both have all.
+   once for disaggregated systems, where each has cores of its own, and once for co-located ones.
 2. Scale the QwenTrace-like workload to it: lengths, and with them the systems' chunks and budgets, by --length-scale;
-   SLOs by the time of 1,024 tokens so scaled.
+   SLOs by the time of 1,024 tokens so scaled, and for co-located systems ten times that: most of them serve in order of
+   arrival, and Layered Prefill's targets are seconds.
 3. Find each system's knee in simulation: the highest rate of which 90 % get their first token in time.
 4. At .3, .6 and .8 of it, serve the same arrivals live, live again, and simulated.
 
@@ -56,12 +57,13 @@ TARGET = 0.9  # TTFT attainment at the knee
 KNEE_REQUESTS = 400
 KV_BYTES = 1 << 30
 MAX_OUTPUT = 64
+COLOCATED_SLO_SCALE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The model here, and what is known of its speed: with cores apart for prefills and decodes, or all for both. Live
-    and simulated engines have the same configuration."""
+    """The model here, and what is known of its speed, with prefills and decodes apart or together. Live and simulated
+    engines have the same configuration."""
 
     model: Model
     profile: MachineProfile
@@ -90,6 +92,8 @@ class Machine:
         """`n` of the workload's, scaled to this machine."""
         workload = open_workload("qwen")
         slo = self.config.predictor([(0, round(1024 * self.length_scale))]) / A800_1K_PREFILL
+        if self.config.system.colocated:
+            slo *= COLOCATED_SLO_SCALE
         scale = self.length_scale
         return scaled(
             at_rate(workload.draw(n), workload, rate), prompt=scale, output=scale, max_output=MAX_OUTPUT, slo=slo

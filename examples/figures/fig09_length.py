@@ -92,9 +92,8 @@ async def make(workers: Workers) -> Figure:
                 f"{at[f'{OURS} margin=0.1']}",
                 holds=(at[OURS].over.value or 0.0) >= 0.98 * max(each.over.value or 0.0 for each in at.values()),
                 why=(
-                    "Our predictor falls short of batches by a tenth (figure 13), so their heads come late: a reserve "
-                    "as large makes up for it, and so does the paper's cubic in its place, in part. The rest is the "
-                    "wait of texts that come while a batch runs, and are due after its head"
+                    "A batch is full when its head has no time to spare, and texts that come while it runs, due after "
+                    "its head, wait for all of it. A reserve and a smaller budget keep batches short"
                 ),
             ),
         ],

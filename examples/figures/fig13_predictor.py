@@ -107,10 +107,7 @@ async def make(workers: Workers) -> Figure:
         points,
         title="FlowPrefill, figure 13: predicted and actual prefill times",
         setting=f"Llama3-8B on A800, cost model; passes over {REQUESTS} prompts like QwenTrace's",
-        why=(
-            "Up to 128 tokens a pass takes as long as the host needs to launch it. Neither predictor has such a floor; "
-            "it bends ours, which then falls short of batches"
-        ),
+        why="Up to 128 tokens a pass takes as long as the host needs to launch it: ours has such a floor, a cubic none",
     )
 
 
@@ -137,7 +134,7 @@ def figure_of(points: Sequence[Point], *, title: str, setting: str, why: str) ->
         claims=[
             Claim(
                 "A polynomial of the tokens predicts TTFT: the points are close to the diagonal",
-                f"mean error of a cubic: {errors(CUBIC)}; of our three terms: {errors(OURS)}",
+                f"mean error of a cubic: {errors(CUBIC)}; of our terms and floor: {errors(OURS)}",
                 holds=off(CUBIC, "prompt") <= CLOSE,
                 why=why,
             )

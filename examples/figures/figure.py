@@ -28,7 +28,8 @@ class Claim:
 
     @property
     def reason(self) -> str:
-        return self.why or ("" if self.holds else "Not explained")
+        why = self.why or ("" if self.holds else "not explained")
+        return why[:1].upper() + why[1:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ async def make(workers: Workers) -> Figure:
                 f"Mean TTFT {PAPER[0]} s with chunks, {PAPER[1]} s with groups ({100 * change(*PAPER):+.0f} %)",
                 f"{chunked.ttft:.2f} and {layered.ttft:.2f} s ({100 * later:+.0f} %) at {rate} requests a second",
                 holds=later > 0,
-                why="held if groups are worse; by how much depends on the load",
+                why="the bar: groups are worse; by how much depends on the load",
             ),
             Claim(
                 "TBT is worse, too",

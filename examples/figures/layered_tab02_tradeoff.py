@@ -47,7 +47,7 @@ async def make(workers: Workers) -> Figure:
                 "Experts loaded for a request: 955 and 304 GB (-68 %)",
                 f"{small.expert_bytes / 1e9:.0f} and {large.expert_bytes / 1e9:.0f} GB ({100 * loads:.0f} %)",
                 holds=abs(loads + 0.68) <= 0.08,
-                why="not fitted; held if the change is within eight points",
+                why="not fitted; the bar: the change is within eight points",
             ),
             Claim(
                 "Energy 60.2 and 32.4 mJ a token (-46 %)",

@@ -66,7 +66,7 @@ def claim(source: str, chunked: Outcome, layered: Outcome) -> Claim:
         f"{total(chunked):.1f} -> {total(layered):.1f} TB ({100 * ours:+.0f} %) at {RATES[source]} requests a second: "
         f"prefills {prefills[0]:.1f} -> {prefills[1]:.1f}, decodes {decodes[0]:.1f} -> {decodes[1]:.1f}",
         holds=abs(ours - theirs) <= WITHIN,
-        why=f"held if within {100 * WITHIN:.0f} points; steps are faster with groups, so fewer decodes share what one "
+        why=f"the bar: within {100 * WITHIN:.0f} points; steps are faster with groups, so fewer decodes share what one "
         f"loads, {chunked.decode_batch:.1f} -> {layered.decode_batch:.1f}",
     )
 

@@ -42,7 +42,7 @@ async def make(workers: Workers) -> Figure:
                 "56.6 mJ at 1.3 requests a second -> 44.2 mJ at 1.6, the highest rate of each in time (-22 %)",
                 f"{1e3 * chunked.energy:.1f} -> {1e3 * limit.energy:.1f} mJ ({100 * own:.0f} %)",
                 holds=own <= -0.15,
-                why="held if it falls by 15 % or more; the chunked figure is the one fitted to",
+                why="the bar: a fall of 15 % or more; the chunked figure is the one fitted to",
             ),
         ],
         rows=[
