@@ -63,6 +63,14 @@ class Slowdown:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How many times as long as in a profile prefills and decode steps take."""
+
+    prefill: float
+    decode: float
+
+
+@dataclass(frozen=True, slots=True)
 class MachineProfile:
     """Slowdowns: of prefills by their tokens, of decode steps by their sequences; none of a co-located instance."""
 
@@ -72,6 +80,20 @@ class MachineProfile:
     steps: tuple[StepSample, ...]
     prefill_slowdowns: tuple[Slowdown, ...]
     decode_slowdowns: tuple[Slowdown, ...]
+
+    def at_pace(self, pace: Pace) -> MachineProfile:
+        """The same machine in another minute."""
+        passes = [
+            replace(
+                sample,
+                before=pace.prefill * sample.before,
+                operators=tuple(pace.prefill * seconds for seconds in sample.operators),
+                after=pace.prefill * sample.after,
+            )
+            for sample in self.passes
+        ]
+        steps = [replace(sample, seconds=pace.decode * sample.seconds) for sample in self.steps]
+        return replace(self, passes=tuple(passes), steps=tuple(steps))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MachineProfile:

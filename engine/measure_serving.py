@@ -12,8 +12,10 @@ from statistics import median
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.forward import LanguageModel
-from engine.machine import Slowdown, StepSample
+from engine.machine import MachineProfile, MeasuredTiming, Pace, Slowdown, StepSample
 from engine.timeline import Event, Kind
+from engine.timing import pass_seconds
+from models.costs import Volume
 from scheduling.batch import Alone
 from scheduling.order import FCFS
 from scheduling.placement import Disaggregated, Exclusive
@@ -24,6 +26,9 @@ from scheduling.request import Sampling
 
 _ROUNDS = 5
 _STEPS_TIMED = 24
+_PACE_PROMPTS = (24, 48, 110, 200, 350, 600)  # tokens
+_PACE_ROUNDS = 2
+_PACE_SEQUENCES, _PACE_CONTEXT = 4, 200  # that decode beside them
 _TOKENS = 500  # of a request that decodes while others are measured: enough to be there all the time
 
 
@@ -70,12 +75,40 @@ async def measure_slowdowns(
     return prefills, steps
 
 
+async def measure_pace(model: LanguageModel, config: EngineConfig, profile: MachineProfile) -> Pace:
+    """Of this minute, by serving prompts of lengths that were not measured beside a few decodes, in a few seconds.
+
+    Shared machines change their pace by several percent within minutes.
+    """
+    timing, layers = MeasuredTiming(profile, model.config.num_layers), model.config.num_layers
+    watch = _Watch()
+    engine = await _serving(model, config, watch)
+    try:
+        decoding = await _decode_together(engine, watch, _PACE_SEQUENCES, _PACE_CONTEXT, 2 * _TOKENS)
+        steps = watch.steps_of(_PACE_SEQUENCES)[:_STEPS_TIMED]
+        keys = _PACE_SEQUENCES * (_PACE_CONTEXT + len(steps) / 2)
+        step = pass_seconds(timing, layers, Volume(_PACE_SEQUENCES, keys, keys, _PACE_SEQUENCES, _PACE_SEQUENCES))
+        ratios = []
+        for tokens in _PACE_PROMPTS * _PACE_ROUNDS:
+            seconds = await _prefill_seconds(engine, watch, tokens, decoding, rounds=1)
+            volume = Volume.of(0, tokens, drawn=1)
+            beside = timing.slowdown(volume) if profile.prefill_slowdowns else 1.0
+            ratios.append(seconds / (beside * pass_seconds(timing, layers, volume)))
+    finally:
+        await engine.stop()
+    return Pace(median(ratios), median(steps) / step)
+
+
 async def _prefill_seconds(
-    engine: Engine, watch: _Watch, tokens: int, decoding: Sequence[asyncio.Task[None]] = ()
+    engine: Engine,
+    watch: _Watch,
+    tokens: int,
+    decoding: Sequence[asyncio.Task[None]] = (),
+    rounds: int = _ROUNDS,
 ) -> float:
     """Median of a few prefills, one after the other, on the executor; while all of `decoding` go on."""
     watch.prefills.clear()
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         await _decode(engine, tokens, 1)
         _require_some(decoding)
     return median(watch.prefills)

@@ -8,7 +8,8 @@
    SLOs by the time of 1,024 tokens so scaled, and for co-located systems ten times that: most of them serve in order of
    arrival, and Layered Prefill's targets are seconds.
 3. Find each system's knee in simulation: the highest rate of which 90 % get their first token in time.
-4. At .3, .6 and .8 of it, serve the same arrivals live, live again, and simulated.
+4. At .3, .6 and .8 of it, serve the same arrivals live, live again, and simulated: at the pace that the machine had
+   right before each live run, measured on requests of its own.
 
 The simulation's distance from the two live runs stands beside their own distance, below which no simulation can be
 expected to come. Aim: TTFT and its attainment within 10 %, the times between tokens (TBT, over all tokens) within 15 %
@@ -24,12 +25,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import mean
 
 from engine.config import EngineConfig
 from engine.deployment import profile
 from engine.engine import Engine
-from engine.machine import MachineProfile, MeasuredTiming, ThisMachine
+from engine.machine import MachineProfile, MeasuredTiming, Pace, ThisMachine
 from engine.measure import load_or_measure
+from engine.measure_serving import measure_pace
 from engine.metrics import RequestRows
 from engine.simulation import simulate
 from examples.arrivals import Arrival, scaled
@@ -99,6 +102,14 @@ class Machine:
             at_rate(workload.draw(n), workload, rate), prompt=scale, output=scale, max_output=MAX_OUTPUT, slo=slo
         )
 
+    async def pace(self) -> Pace:
+        return await measure_pace(self.model, self.config, self.profile)
+
+    def at_pace(self, paces: Sequence[Pace]) -> Machine:
+        """At the mean of these."""
+        pace = Pace(mean(each.prefill for each in paces), mean(each.decode for each in paces))
+        return replace(self, profile=self.profile.at_pace(pace))
+
     def simulated(self, system: System, arrivals: Sequence[Arrival]) -> Served:
         gaps = TokenGaps()
         rows = simulate(system, map(simulated_arrival, arrivals), self.site, sinks=[gaps])
@@ -150,8 +161,12 @@ def study(
         for load in loads:
             rate = load * knee
             arrivals = machine.arrivals(max(10, round(rate * seconds)), rate)
-            simulated = machine.simulated(system, arrivals)
-            live = [run(machine.live(system, arrivals)) for _ in range(2)]
+            paces, live = [], []
+            for _ in range(2):
+                paces.append(run(machine.pace()))
+                live.append(run(machine.live(system, arrivals)))
+            print(f"pace {', '.join(f'{each.prefill:.3f} {each.decode:.3f}' for each in paces)}", file=sys.stderr)
+            simulated = machine.at_pace(paces).simulated(system, arrivals)
             comparisons.append(Comparison.of(name, load, rate, live[0], live[1], simulated))
             print(table(comparisons[-1:], heading=len(comparisons) == 1), file=sys.stderr)
     return comparisons

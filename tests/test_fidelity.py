@@ -76,6 +76,8 @@ def test_a_study_of_the_toy_model_compares_every_system_at_every_load(
     monkeypatch.setattr("engine.measure.PASSES", tuple(((0, n),) for n in (8, 16, 32, 64, 128)))
     monkeypatch.setattr("engine.measure.STEPS", ((1, 8), (2, 8), (2, 64)))
     monkeypatch.setattr("engine.measure.BESIDE", ((8, 64), (1, 2)))
+    monkeypatch.setattr("engine.measure_serving._PACE_PROMPTS", (16, 64))
+    monkeypatch.setattr("engine.measure_serving._PACE_CONTEXT", 32)
     monkeypatch.setattr(fidelity, "KNEE_REQUESTS", 30)
     monkeypatch.setattr(fidelity, "TARGET", 0.5)  # there is one, however busy the machine was when it was measured
     out = tmp_path / "fidelity.json"

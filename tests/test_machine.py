@@ -12,10 +12,10 @@ from engine.config import EngineConfig
 from engine.course import Leg
 from engine.engine import Engine
 from engine.executor import Finished, Parked, Reply, park
-from engine.machine import MachineProfile, MeasuredTiming, PassSample, Slowdown, StepSample, ThisMachine
+from engine.machine import MachineProfile, MeasuredTiming, Pace, PassSample, Slowdown, StepSample, ThisMachine
 from engine.measure import load_or_measure, measure_passes
 from engine.measure import measure as measure_machine
-from engine.measure_serving import measure_slowdowns, measure_steps
+from engine.measure_serving import measure_pace, measure_slowdowns, measure_steps
 from engine.metrics import RequestRows
 from engine.simulated import SimulatedExecutor
 from engine.simulation import Arrival, simulate
@@ -220,6 +220,26 @@ def test_co_located_steps_are_measured_on_all_cores_and_slow_nobody(monkeypatch:
     assert [step.sequences for step in profile.steps] == [1, 2, 2] and min(s.seconds for s in profile.steps) > 0
     assert profile.prefill_slowdowns == profile.decode_slowdowns == ()
     assert profile.provenance["decode_threads"] == "0"
+
+
+def test_at_another_pace_all_prefills_and_all_steps_take_so_much_longer() -> None:
+    slow, usual = (MeasuredTiming(profile, LAYERS) for profile in (PROFILE.at_pace(Pace(1.5, 2.0)), PROFILE))
+    prefill, decode = Volume.of(100, 300, drawn=1), Volume(5, 1000, 1000, 5, 5)
+    assert pass_seconds(slow, LAYERS, prefill) == pytest.approx(1.5 * pass_seconds(usual, LAYERS, prefill))
+    assert pass_seconds(slow, LAYERS, decode) == pytest.approx(2.0 * pass_seconds(usual, LAYERS, decode))
+
+
+@pytest.mark.parametrize("name", ["distserve", "sarathi"])
+def test_the_pace_is_what_serving_takes_over_what_the_profile_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile a thousand times too fast gives a pace about a thousand times as high as the true one."""
+    monkeypatch.setattr("engine.measure_serving._PACE_PROMPTS", (16, 64))
+    monkeypatch.setattr("engine.measure_serving._PACE_CONTEXT", 32)
+    model, config = load_model("toy"), EngineConfig(system=preset(name), num_blocks=1024)
+    profile = PROFILE.at_pace(Pace(1e-3, 1e-3))
+    pace = asyncio.run(measure_pace(model, config, profile))
+    assert min(pace.prefill, pace.decode) > 1
+    found = MeasuredTiming(profile.at_pace(pace), LAYERS)
+    assert 1e-5 < pass_seconds(found, LAYERS, Volume.of(0, 32, drawn=1)) < 1
 
 
 def test_a_model_that_fails_is_an_error_and_not_a_profile() -> None:
