@@ -50,7 +50,7 @@ def test_the_table_of_claims() -> None:
         "| figure | the paper | here | holds |",
         "|---|---|---|---|",
         "| fig1 | a \\| b | 3x | yes |",
-        "|  | c | 1x | **no**. of d |",
+        "|  | c | 1x | **no**. Of d |",
     ]
 
 
