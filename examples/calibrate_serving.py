@@ -27,6 +27,7 @@ from engine.energy import joules
 from engine.hardware import DEVICES, DeviceSpec
 from engine.simulation import Deployment, simulate
 from examples.backends import simulated_arrival
+from examples.command import Parser
 from examples.workload import at_rate, open_workload
 from scheduling.batch import FillChunks
 from scheduling.order import FCFS
@@ -109,7 +110,8 @@ def fit_energy(device: DeviceSpec, served: Sequence[Served]) -> DeviceSpec:
     return replace(device, static_watts=float(watts), joules_per_flop=float(per_flop))
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    Parser("calibrate_serving", __doc__).parse_args(argv)  # --help, and no other option
     kept = DEVICES[DEVICE]
     fitted = fit_decode_launch(kept)
     served = [serve(row.chunk, row.rate, fitted) for row in ROWS]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from examples import calibrate, profile
+from examples import calibrate, calibrate_serving, profile
 from examples.command import Outputs, Parser, count, items, positive, share
 
 
@@ -96,7 +96,7 @@ def test_lists_of_values():
             items(kind)(text)
 
 
-@pytest.mark.parametrize("command", [calibrate, profile])
+@pytest.mark.parametrize("command", [calibrate, calibrate_serving, profile])
 @pytest.mark.parametrize("arguments", [["--no-such-option"], ["surplus"]])
 def test_no_command_ignores_what_it_is_told(command, arguments, capsys):
     with pytest.raises(SystemExit) as exit:
