@@ -238,6 +238,7 @@ def _decodes_only(volume: Volume) -> bool:
 
 
 def _columns(slowdowns: Sequence[Slowdown]) -> tuple[Floats, Floats]:
+    slowdowns = slowdowns or (Slowdown(1, 1.0),)
     return np.array([s.rows for s in slowdowns], dtype=float), np.array([s.times for s in slowdowns])
 
 

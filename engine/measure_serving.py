@@ -92,8 +92,7 @@ async def measure_pace(model: LanguageModel, config: EngineConfig, profile: Mach
         for tokens in _PACE_PROMPTS * _PACE_ROUNDS:
             seconds = await _prefill_seconds(engine, watch, tokens, decoding, rounds=1)
             volume = Volume.of(0, tokens, drawn=1)
-            beside = timing.slowdown(volume) if profile.prefill_slowdowns else 1.0
-            ratios.append(seconds / (beside * pass_seconds(timing, layers, volume)))
+            ratios.append(seconds / (timing.slowdown(volume) * pass_seconds(timing, layers, volume)))
     finally:
         await engine.stop()
     return Pace(median(ratios), median(steps) / step)

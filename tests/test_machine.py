@@ -182,6 +182,7 @@ def test_the_engine_of_this_machine_runs_in_simulation() -> None:
 def test_a_co_located_instance_is_simulated_with_no_neighbour(name: str) -> None:
     profile = replace(PROFILE, prefill_slowdowns=(), decode_slowdowns=())
     config = EngineConfig(system=preset(name), kv_bytes=1 << 24)
+    assert MeasuredTiming(profile, LAYERS).slowdown(Volume.of(0, 8)) == 1.0
     arrivals = [Arrival(0.05 * i, 40 + 100 * (i % 7), 5 + i % 30) for i in range(50)]
     rows = simulate(preset(name), arrivals, ThisMachine(toy_config(), profile, config)).rows
     assert [row.finish for row in rows] == [Kind.FINISHED] * 50

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from server_helpers import FakeEngine, serving, wait_until
+from starlette.applications import Starlette
 from text_helpers import BOS, EOS, SPECIAL, TEMPLATE, byte_tokenizer
 
 from engine.generation import Generation
@@ -548,6 +549,22 @@ def leave(api: Api, path: str, *, after: bytes, **fields: Any) -> None:
         wait_until(lambda: bool(api.engine.submitted))
 
 
+async def call_until(left: asyncio.Event, app: Starlette, path: str, body: Json) -> None:
+    """A call in this event loop, whose client is gone as soon as `left` is set."""
+    messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def receive() -> Json:
+        if messages:
+            return messages.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        pass
+
+    await app({"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}, receive, send)
+
+
 @pytest.mark.parametrize(
     ("tokens", "stream", "after"),
     [(0, False, b""), (3, False, b""), (0, True, b"200 OK"), (3, True, b'"text":"l"')],
@@ -569,21 +586,9 @@ def test_blocks_of_who_leaves_are_free_within_one_step(system: str, at: str, str
     """Cases B1 and B7, with the real engine: what runs ends at a gate or with its step, and nothing more is started."""
     with Lab(system) as lab:
         app = create_app(Service(lab.engine, TextCodec(byte_tokenizer(), None, SPECIAL), "fake"))
-        body = json.dumps({"prompt": [5] * 50, "max_tokens": 40, "stream": stream}).encode()
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        body = {"prompt": [5] * 50, "max_tokens": 40, "stream": stream}
         left = asyncio.Event()
-
-        async def receive() -> Json:
-            if messages:
-                return messages.pop()
-            await left.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            pass
-
-        scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": [], "query_string": b""}
-        call = lab.loop.create_task(app(scope, receive, send))
+        call = lab.loop.create_task(call_until(left, app, COMPLETIONS, body))
         lab.step_until(at)
         assert sum(instance.quota.used for instance in lab.engine.instances) > 0
         gone = lab.now
@@ -619,20 +624,7 @@ def test_who_leaves_while_the_prompt_is_tokenised_never_reaches_the_engine(path:
     left = asyncio.Event()
     slow = Slow(byte_tokenizer(), None, SPECIAL)
     app = create_app(Service(engine, slow, "fake"))  # type: ignore[arg-type]
-    body = json.dumps({"prompt": "hi"} if path == COMPLETIONS else {"messages": [USER]}).encode()
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Json:
-        if messages:
-            return messages.pop()
-        await left.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        pass
-
-    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
-    asyncio.run(app(scope, receive, send))
+    asyncio.run(call_until(left, app, path, {"prompt": "hi"} if path == COMPLETIONS else {"messages": [USER]}))
     assert left.is_set()
     assert engine.submitted == []
 

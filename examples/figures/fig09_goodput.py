@@ -21,7 +21,7 @@ from engine.deployment import Deployment
 from engine.timing import pass_seconds
 from examples.figures.figure import Claim, Figure, Row
 from examples.figures.study import TARGET, Curve, Study, curved, for_each, generated, searched, times
-from examples.figures.style import LEGEND, attainment_axis, headline, line, ratio_axis, tidy
+from examples.figures.style import LEGEND, attainment_axis, headline, line, rate_and_scale_axes, tidy
 from examples.figures.workers import Workers
 from examples.palette import INK, png
 from examples.search import Edge, ratio
@@ -224,9 +224,7 @@ def plot(found: Sequence[Found]) -> bytes:
         for system, curve in each.by_scale.items():
             below.plot(*zip(*curve, strict=True), **line(system))
         above.set_title(each.setup.title, loc="left", fontsize=11, fontweight="bold")
-        ratio_axis(above, "requests per second")
-        ratio_axis(below, f"SLO scale at {each.rate:.2g} requests/s (tighter: right)")
-        below.invert_xaxis()
+        rate_and_scale_axes(above, below, each.rate)
         for place in (above, below):
             tidy(place)
             attainment_axis(place, TARGET, first=column == 0)

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 from engine.deployment import Deployment
 from examples.figures.figure import Claim, Figure
 from examples.figures.study import TARGET, Curve, Study, curved, for_each, generated, searched, times
-from examples.figures.style import LEGEND, attainment_axis, headline, ratio_axis, tidy
+from examples.figures.style import LEGEND, attainment_axis, headline, rate_and_scale_axes, tidy
 from examples.figures.workers import Workers
 from examples.palette import BLUE, ORANGE, PINK, png
 
@@ -77,9 +77,7 @@ def plot(rates: Mapping[str, Curve], scales: Mapping[str, Curve], load: float) -
         look = {"color": colour, "marker": marker, "ls": style, "lw": 1.6, "ms": 5, "mfc": "white", "mew": 1.4}
         left.plot(*zip(*rates[system], strict=True), label=name, **look)
         right.plot(*zip(*scales[system], strict=True), **look)
-    ratio_axis(left, "requests per second")
-    ratio_axis(right, f"SLO scale at {load:.2g} requests per second (tighter: right)")
-    right.invert_xaxis()
+    rate_and_scale_axes(left, right, load)
     for axes in (left, right):
         tidy(axes)
         attainment_axis(axes, TARGET, first=axes is left)

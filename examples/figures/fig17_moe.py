@@ -13,7 +13,7 @@ from engine.deployment import Deployment
 from engine.timing import pass_seconds
 from examples.figures.figure import Claim, Figure
 from examples.figures.study import TARGET, Curve, Study, curved, for_each, gathered, generated, searched, times
-from examples.figures.style import LEGEND, attainment_axis, line, ratio_axis, tidy
+from examples.figures.style import LEGEND, attainment_axis, line, rate_and_scale_axes, tidy
 from examples.figures.workers import Workers
 from examples.palette import png
 from examples.search import Estimate, ratio
@@ -110,9 +110,7 @@ def plot(by_rate: Mapping[str, Curve], by_scale: Mapping[str, Curve], rate: floa
         style = line(system) | ({"alpha": 0.5} if system == CP2K_FCFS else {})
         left.plot(*zip(*by_rate[system], strict=True), label=system, **style)
         right.plot(*zip(*by_scale[system], strict=True), **style)
-    ratio_axis(left, "requests per second")
-    ratio_axis(right, f"SLO scale, at {rate:.2g} requests per second")
-    right.invert_xaxis()
+    rate_and_scale_axes(left, right, rate)
     for axes in (left, right):
         tidy(axes)
         attainment_axis(axes, TARGET, first=axes is left)

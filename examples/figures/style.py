@@ -54,6 +54,13 @@ def ratio_axis(axes: Axes, label: str) -> None:
     axes.set_xlabel(label)
 
 
+def rate_and_scale_axes(rates: Axes, scales: Axes, load: float) -> None:
+    """Across two panels: request rates; and SLO scales at so many requests a second, tighter to the right."""
+    ratio_axis(rates, "requests per second")
+    ratio_axis(scales, f"SLO scale at {load:.2g} requests/s (tighter: right)")
+    scales.invert_xaxis()
+
+
 def attainment_axis(axes: Axes, target: float, *, first: bool = True) -> None:
     """Upwards, from 0 to 100 %, with a line at the target; `first` has the label."""
     axes.axhline(target, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
